@@ -1,0 +1,1 @@
+"""Rekindle: train any PyTorch model inside the memory you have."""

@@ -1,0 +1,70 @@
+"""A budget as people write it -> whole bytes.
+
+A whole number is bytes; a number with a point is a fraction in (0, 1] of the keep-all peak, rounded
+down; else a number with a unit (GiB = 2^30, GB = 10^9).
+"""
+
+import math
+import re
+from fractions import Fraction
+
+from rekindle.errors import InvalidBudget
+
+UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_PATTERN = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]*)\s*")
+_LIMIT = 2**62
+
+
+def parse_budget(budget: int | float | str, keep_all_peak: int) -> int:
+    """The budget in the problem's size unit; raises InvalidBudget with one sentence."""
+    if isinstance(budget, bool):
+        raise _bad(budget)
+    if isinstance(budget, int):
+        return _whole(budget, budget)
+    if isinstance(budget, float):
+        if not math.isfinite(budget):
+            raise _bad(budget)
+        return _fraction(Fraction(str(budget)), budget, keep_all_peak)
+    if not isinstance(budget, str):
+        raise _bad(budget)
+    match = _PATTERN.fullmatch(budget) if len(budget) <= 64 and budget.isascii() else None
+    if match is None:
+        raise _bad(budget)
+    number, unit = match.groups()
+    if unit:
+        if unit.lower() not in UNITS:
+            raise _bad(budget)
+        return _whole(math.floor(Fraction(number) * UNITS[unit.lower()]), budget)
+    if "." in number:
+        return _fraction(Fraction(number), budget, keep_all_peak)
+    return _whole(int(number), budget)
+
+
+def _whole(value: int, budget: object) -> int:
+    if not 0 < value < _LIMIT:
+        raise _bad(budget)
+    return value
+
+
+def _fraction(value: Fraction, budget: object, keep_all_peak: int) -> int:
+    if not 0 < value <= 1:
+        raise _bad(budget)
+    return math.floor(value * keep_all_peak)
+
+
+def _bad(budget: object) -> InvalidBudget:
+    return InvalidBudget(
+        f"budget {str(budget)[:40]!r} is not understood: give bytes as a whole number above 0, a "
+        'size with a unit such as "8GiB" or "8GB", or a fraction of the keep-all peak with a '
+        "point, above 0.0 and at most 1.0"
+    )

@@ -1,0 +1,125 @@
+"""What a problem and a schedule must keep, checked at each stage's door."""
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from rekindle.core.problem import Op, Problem
+from rekindle.core.schedule import Schedule
+from rekindle.core.simulate import run_native
+from rekindle.errors import InvalidProblem
+
+LIMIT = 2**62  # sizes, costs and their sums stay below it
+PHASES = (None, "forward", "loss", "backward")
+
+
+def check_problem(problem: Problem) -> None:
+    """Raises InvalidProblem with one sentence that says what, where and what is expected."""
+    num_values, num_ops = len(problem.values), len(problem.ops)
+    for v, value in enumerate(problem.values):
+        _number(value.size, f"the size of value {v}")
+    _sum((value.size for value in problem.values), "sizes of all values")
+    _sum((op.cost for op in problem.ops), "costs of all ops")
+    for ids, where in (
+        (problem.resident, "resident"),
+        (problem.outputs, "outputs"),
+        (problem.held, "held"),
+    ):
+        _ids(ids, num_values, where)
+    resident = set(problem.resident)
+    producer: list[int] = [-1] * num_values
+    loss = None
+    for i, op in enumerate(problem.ops):
+        _check_op(op, i, num_values, num_ops)
+        for v in op.outputs:
+            if v in resident:
+                _fail(f"op {i} produces value {v}, which is resident; a resident value has none")
+            if producer[v] >= 0:
+                _fail(f"value {v} is produced by op {producer[v]} and again by op {i}")
+            producer[v] = i
+        _check_inplace(problem, op, i, resident)
+        if op.phase == "loss":
+            if loss is not None:
+                _fail(f"ops {loss} and {i} both have phase 'loss'; at most one op may")
+            loss = i
+    _check_order(problem, producer, resident)
+    loss_inputs = set(problem.ops[loss].inputs) if loss is not None else set()
+    for v in problem.held:
+        if v not in loss_inputs:
+            _fail(f"value {v} is held but is not an input of the loss op")
+
+
+def check_schedule(problem: Problem, schedule: Schedule) -> None:
+    """Raises InvalidSchedule with one sentence if the schedule cannot be executed."""
+    run_native(problem, schedule)
+
+
+def _check_op(op: Op, i: int, num_values: int, num_ops: int) -> None:
+    _number(op.cost, f"the cost of op {i}")
+    _number(op.workspace, f"the workspace of op {i}")
+    _ids(op.inputs, num_values, f"the inputs of op {i}")
+    _ids(op.outputs, num_values, f"the outputs of op {i}")
+    if not op.outputs:
+        _fail(f"op {i} has no outputs; an op has one or more")
+    both = set(op.inputs).intersection(op.outputs)
+    if both:
+        _fail(f"value {min(both)} is both an input and an output of op {i}")
+    if op.phase not in PHASES:
+        _fail(f"the phase of op {i} is {op.phase!r}; expected 'forward', 'loss', 'backward', null")
+    if op.grad_of is not None and not 0 <= op.grad_of < num_ops:
+        _fail(f"grad_of of op {i} is {op.grad_of}, and there are ops 0 to {num_ops - 1}")
+
+
+def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None:
+    if not op.inplace:
+        return
+    sources = [v for v, _ in op.inplace]
+    targets = [v for _, v in op.inplace]
+    for v, out in op.inplace:
+        if v not in op.inputs or out not in op.outputs:
+            _fail(
+                f"the inplace pair [{v}, {out}] of op {i} is not an input and an output of that op"
+            )
+        if v in resident:
+            _fail(f"the inplace pair [{v}, {out}] of op {i} overwrites a resident value")
+        if problem.values[v].size != problem.values[out].size:
+            _fail(
+                f"the inplace pair [{v}, {out}] of op {i} has unequal sizes "
+                f"{problem.values[v].size} and {problem.values[out].size}"
+            )
+    if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+        _fail(f"the inplace pairs of op {i} name a value twice; one storage holds one output")
+
+
+def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) -> None:
+    for v, by in enumerate(producer):
+        if by < 0 and v not in resident:
+            _fail(f"value {v} is neither resident nor produced by an op")
+    for i, op in enumerate(problem.ops):
+        for v in op.inputs:
+            if producer[v] >= i:
+                _fail(
+                    f"op {i} reads value {v} before op {producer[v]} produces it; list the ops "
+                    "in a valid execution order"
+                )
+
+
+def _number(x: object, what: str) -> None:
+    if type(x) is not int or not 0 <= x < LIMIT:
+        _fail(f"{what} is {str(x)[:40]}; expected a whole number from 0 to 2^62 - 1")
+
+
+def _ids(ids: Sequence[object], count: int, where: str) -> None:
+    for v in ids:
+        if type(v) is not int or not 0 <= v < count:
+            _fail(f"{where}: {str(v)[:40]} is not a value id; there are values 0 to {count - 1}")
+    if len(set(ids)) < len(ids):
+        _fail(f"{where}: an id stands twice")
+
+
+def _sum(numbers: Iterable[int], what: str) -> None:
+    if sum(numbers) >= LIMIT:
+        _fail(f"the sum of the {what} is 2^62 or more")
+
+
+def _fail(sentence: str) -> NoReturn:
+    raise InvalidProblem(sentence)

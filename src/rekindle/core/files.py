@@ -1,0 +1,302 @@
+"""Problem and schedule records <-> JSON: versioned, strict, written whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rekindle.core.check import check_problem, check_schedule
+from rekindle.core.problem import Op, Problem, Value
+from rekindle.core.schedule import Schedule
+from rekindle.errors import FileError, InvalidProblem, InvalidSchedule, RekindleError
+
+PROBLEM_FORMAT = "rekindle.problem"
+SCHEDULE_FORMAT = "rekindle.schedule"
+VERSION = 1
+
+_PROBLEM_KEYS = {
+    "format": str,
+    "version": int,
+    "name": str,
+    "cost_unit": str,
+    "size_unit": str,
+    "values": list,
+    "ops": list,
+    "resident": list,
+    "outputs": list,
+}
+_PROBLEM_OPTIONAL = {"held": list}
+_VALUE_KEYS = {"name": str, "size": int}
+_OP_KEYS = {"name": str, "cost": int, "inputs": list, "outputs": list}
+_OP_OPTIONAL = {
+    "workspace": int,
+    "recomputable": bool,
+    "inplace": list,
+    "phase": (str, type(None)),
+    "grad_of": (int, type(None)),
+}
+_SCHEDULE_KEYS = {"format": str, "version": int, "problem": str, "ops": list}
+_SCHEDULE_OPTIONAL = {"solver": str, "seed": int}
+
+
+def problem_record(problem: Problem) -> dict[str, Any]:
+    """The problem as JSON data; fields that equal their default are left out."""
+    record: dict[str, Any] = {
+        "format": PROBLEM_FORMAT,
+        "version": VERSION,
+        "name": problem.name,
+        "cost_unit": problem.cost_unit,
+        "size_unit": problem.size_unit,
+        "values": [{"name": v.name, "size": v.size} for v in problem.values],
+        "ops": [_op_record(op) for op in problem.ops],
+        "resident": list(problem.resident),
+        "outputs": list(problem.outputs),
+    }
+    if problem.held:
+        record["held"] = list(problem.held)
+    return record
+
+
+def _op_record(op: Op) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "name": op.name,
+        "cost": op.cost,
+        "inputs": list(op.inputs),
+        "outputs": list(op.outputs),
+    }
+    if op.workspace:
+        record["workspace"] = op.workspace
+    if not op.recomputable:
+        record["recomputable"] = False
+    if op.inplace:
+        record["inplace"] = [list(pair) for pair in op.inplace]
+    if op.phase is not None:
+        record["phase"] = op.phase
+    if op.grad_of is not None:
+        record["grad_of"] = op.grad_of
+    return record
+
+
+def problem_hash(problem: Problem) -> str:
+    """sha256 of the canonical JSON: UTF-8, sorted keys, no spaces, defaults left out."""
+    text = json.dumps(
+        problem_record(problem), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def problem_from_record(record: Any, where: str = "the problem") -> Problem:
+    """A checked Problem from JSON data; raises InvalidProblem or FileError with one sentence."""
+    _kind(record, PROBLEM_FORMAT, where)
+    _keys(record, _PROBLEM_KEYS, _PROBLEM_OPTIONAL, where)
+    values = []
+    for v, item in enumerate(record["values"]):
+        _keys(item, _VALUE_KEYS, {}, f"{where}: value {v}")
+        values.append(Value(_text(item["name"], f"{where}: value {v}"), item["size"]))
+    problem = Problem(
+        values=tuple(values),
+        ops=tuple(_op(item, f"{where}: op {i}") for i, item in enumerate(record["ops"])),
+        resident=tuple(record["resident"]),
+        outputs=tuple(record["outputs"]),
+        held=tuple(record.get("held", ())),
+        name=_text(record["name"], where),
+        cost_unit=_text(record["cost_unit"], where),
+        size_unit=_text(record["size_unit"], where),
+    )
+    try:
+        check_problem(problem)
+    except InvalidProblem as error:
+        raise InvalidProblem(f"{where}: {error}") from None
+    return problem
+
+
+def _op(item: Any, where: str) -> Op:
+    _keys(item, _OP_KEYS, _OP_OPTIONAL, where)
+    pairs = item.get("inplace", ())
+    for pair in pairs:
+        if type(pair) is not list or len(pair) != 2 or any(type(v) is not int for v in pair):
+            _fail(f"{where}: an inplace pair must be [input, output], two value ids")
+    return Op(
+        name=_text(item["name"], where),
+        cost=item["cost"],
+        inputs=tuple(item["inputs"]),
+        outputs=tuple(item["outputs"]),
+        workspace=item.get("workspace", 0),
+        recomputable=item.get("recomputable", True),
+        inplace=tuple((pair[0], pair[1]) for pair in pairs),
+        phase=item.get("phase"),
+        grad_of=item.get("grad_of"),
+    )
+
+
+def schedule_record(
+    problem: Problem, schedule: Schedule, solver: str = "", seed: int = 0
+) -> dict[str, Any]:
+    return {
+        "format": SCHEDULE_FORMAT,
+        "version": VERSION,
+        "problem": problem_hash(problem),
+        "solver": solver,
+        "seed": seed,
+        "ops": list(schedule.ops),
+    }
+
+
+def schedule_from_record(record: Any, problem: Problem, where: str = "the schedule") -> Schedule:
+    """The schedule, if it was made for this problem and names its ops. Validity is not checked."""
+    _kind(record, SCHEDULE_FORMAT, where)
+    _keys(record, _SCHEDULE_KEYS, _SCHEDULE_OPTIONAL, where)
+    if record["problem"] != problem_hash(problem):
+        raise InvalidSchedule(
+            f"{where} was made for another problem (its problem hash is "
+            f"{record['problem'][:12]!r}, this problem's is {problem_hash(problem)[:12]!r}); "
+            "solve this problem again"
+        )
+    for step, op in enumerate(record["ops"]):
+        if type(op) is not int or not 0 <= op < len(problem.ops):
+            raise InvalidSchedule(
+                f"{where}: step {step} names op {str(op)[:40]}, and the problem has ops 0 to "
+                f"{len(problem.ops) - 1}"
+            )
+    return Schedule(tuple(record["ops"]))
+
+
+def read_problem(path: str | os.PathLike[str]) -> Problem:
+    return problem_from_record(read_json(path), str(path))
+
+
+def read_schedule(path: str | os.PathLike[str], problem: Problem) -> Schedule:
+    return schedule_from_record(read_json(path), problem, str(path))
+
+
+def write_problem(path: str | os.PathLike[str], problem: Problem) -> None:
+    check_problem(problem)
+    write_json(path, problem_record(problem))
+
+
+def write_schedule(
+    path: str | os.PathLike[str],
+    problem: Problem,
+    schedule: Schedule,
+    solver: str = "",
+    seed: int = 0,
+) -> None:
+    check_schedule(problem, schedule)
+    write_json(path, schedule_record(problem, schedule, solver, seed))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not UTF-8 text; expected a JSON file") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise FileError(f"{path!r} is not a file name") from None
+    try:
+        return json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except RekindleError as error:
+        raise FileError(f"{path}: {error}") from None
+    except RecursionError:
+        raise FileError(f"{path} is not understood: it is nested too deeply") from None
+    except ValueError as error:
+        raise FileError(f"{path} is not valid JSON: {error}") from None
+
+
+def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    """Writes the whole file or nothing: a temporary file in the same folder, then one rename."""
+    target = Path(path)
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(target)
+    except OSError as error:
+        raise FileError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        _fail(f"the key {twice[:40]!r} stands twice in one object")
+    return record
+
+
+def _no_constant(name: str) -> NoReturn:
+    _fail(f"{name} is not a number that JSON knows")
+
+
+def _kind(record: Any, expected: str, where: str) -> None:
+    if type(record) is not dict:
+        raise FileError(f"{where} is not a {expected} file: expected a JSON object")
+    if record.get("format") != expected:
+        raise FileError(
+            f"{where} has format {str(record.get('format'))[:40]!r}; expected {expected!r}"
+        )
+    if type(record.get("version")) is not int or record["version"] != VERSION:
+        raise FileError(
+            f"{where} has version {str(record.get('version'))[:40]}; this release reads version "
+            f"{VERSION}"
+        )
+
+
+def _keys(record: Any, required: dict[str, Any], optional: dict[str, Any], where: str) -> None:
+    if type(record) is not dict:
+        _fail(f"{where} must be a JSON object")
+    for key, kind in required.items():
+        if key not in record:
+            _fail(f"{where}: the key {key!r} is missing")
+        _type(record[key], kind, key, where)
+    for key in record:
+        if key not in required:
+            if key not in optional:
+                _fail(f"{where}: the key {key[:40]!r} is unknown")
+            _type(record[key], optional[key], key, where)
+
+
+def _type(x: Any, kind: Any, key: str, where: str) -> None:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    # type(), not isinstance: in JSON true is not a number.
+    if type(x) not in kinds:
+        names = " or ".join(_NAMES[k] for k in kinds)
+        _fail(f"{where}: {key!r} is {str(x)[:40]}; expected {names}")
+
+
+_NAMES = {
+    str: "a string",
+    int: "a whole number",
+    list: "a list",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def _text(x: str, where: str) -> str:
+    try:
+        x.encode("utf-8")
+    except UnicodeEncodeError:
+        _fail(f"{where}: a name is not valid text")
+    return x
+
+
+def _fail(sentence: str) -> NoReturn:
+    raise InvalidProblem(sentence)

@@ -1,0 +1,45 @@
+"""Every error a user can meet. Each says what was got, what was expected, and what to try."""
+
+
+class RekindleError(Exception):
+    """The base of all errors that Rekindle raises on purpose."""
+
+
+class InvalidProblem(RekindleError, ValueError):
+    """A problem that breaks a rule of the format."""
+
+
+class InvalidSchedule(RekindleError, ValueError):
+    """A schedule that cannot be executed, or that was made for another problem."""
+
+
+class InvalidBudget(RekindleError, ValueError):
+    """A budget that is not a number of bytes, a size with a unit, or a fraction in (0, 1]."""
+
+
+class FileError(RekindleError, ValueError):
+    """A file that cannot be read or understood."""
+
+
+class SolverUnavailable(RekindleError):
+    """No solver of that name, or one whose libraries are not installed."""
+
+
+class SolverRefused(RekindleError):
+    """A solver that does not handle this kind of problem; the sentence says why."""
+
+
+class BudgetInfeasible(RekindleError):
+    """No schedule was found within the budget; carries the smallest peak that was found."""
+
+    def __init__(self, message: str, smallest_peak_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_peak_bytes = smallest_peak_bytes
+
+
+class CaptureError(RekindleError):
+    """A model that cannot be captured; names the op and the source line where there is one."""
+
+
+class PlanMismatch(RekindleError):
+    """A plan applied to a model, input, torch or device it was not made for."""

@@ -1,0 +1,7 @@
+"""Every method is a solver under its own name behind one contract; see `base` and `registry`."""
+
+from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.progress import Progress, listen
+from rekindle.solve.registry import SOLVERS, find_solver
+
+__all__ = ["SOLVERS", "Progress", "Solver", "find_solver", "listen", "run_solver"]

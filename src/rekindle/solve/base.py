@@ -1,0 +1,226 @@
+"""The contract of a solver, and the one door through which all of them are called.
+
+A solver sees only a `Problem` and a budget in whole size units. What it returns is believed only
+after `check_schedule` and `simulate`: `run_solver` does both, so a solver's own idea of memory can
+never reach a user.
+"""
+
+import importlib.util
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Protocol
+
+from rekindle.core import Op, Problem, Schedule, Solution, Status, simulate
+from rekindle.core.simulate import run_native
+from rekindle.errors import SolverRefused, SolverUnavailable
+
+# How each library that a solver may need is installed.
+PIP_NAMES = {"highspy": "highspy", "ortools": '"rekindle[cp]"', "gurobipy": "gurobipy"}
+
+
+class Solver(Protocol):
+    """A final frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+    requires: ClassVar[tuple[str, ...]]  # import names; probed here, imported only inside `solve`
+    exact: ClassVar[bool]  # proves optimality over its own space of schedules, given time
+
+    def accepts(self, problem: Problem) -> str | None:
+        """None, or the reason why this method cannot handle the problem."""
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        """The best schedule found within the budget. Keeps the time limit and returns the best so
+        far on KeyboardInterrupt."""
+
+
+def missing_requirements(solver: Solver) -> tuple[str, ...]:
+    return tuple(name for name in solver.requires if importlib.util.find_spec(name) is None)
+
+
+def unavailable(solver: Solver) -> str | None:
+    """None, or the sentence that says what to install."""
+    missing = missing_requirements(solver)
+    if not missing:
+        return None
+    packages = " ".join(PIP_NAMES.get(name, name) for name in missing)
+    return f"solver {solver.name!r} needs {', '.join(missing)}: pip install {packages}"
+
+
+def run_solver(
+    solver: Solver,
+    problem: Problem,
+    budget: int,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    warm_start: Schedule | None = None,
+) -> Solution:
+    """Checks the door, removes dead ops, solves, and believes only what simulation confirms."""
+    if (sentence := unavailable(solver)) is not None:
+        raise SolverUnavailable(sentence)
+    start = time.monotonic()
+    small, kept = without_dead_ops(problem)
+    if (reason := solver.accepts(small)) is not None:
+        raise SolverRefused(f"solver {solver.name!r} does not handle this problem: {reason}")
+    if warm_start is not None:
+        warm_start = _translate_to(kept, warm_start)
+    solution = solver.solve(
+        small, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
+    )
+    solution = replace(
+        solution,
+        schedule=_translate_from(kept, solution.schedule),
+        smallest=_translate_from(kept, solution.smallest),
+        solver=solution.solver or solver.name,
+        seed=seed,
+        wall_s=time.monotonic() - start,
+    )
+    return _believe(problem, budget, solution)
+
+
+def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
+    if solution.smallest is not None:
+        run_native(problem, solution.smallest)
+    if solution.schedule is None:
+        assert not solution.status.has_schedule, "a status with a schedule came without one"
+        return solution
+    trace = simulate(problem, solution.schedule)
+    if trace.peak > budget:
+        return replace(
+            solution,
+            status=Status.INFEASIBLE,
+            schedule=None,
+            smallest=solution.smallest or solution.schedule,
+            message=solution.message
+            or f"the best schedule of {solution.solver!r} has a peak of {trace.peak}",
+        )
+    if solution.bound is not None and solution.bound >= trace.cost:
+        return replace(solution, status=Status.OPTIMAL, bound=trace.cost)
+    return solution
+
+
+def answer(
+    problem: Problem,
+    budget: int,
+    candidates: Iterable[Sequence[int]],
+    *,
+    solver: str,
+    bound: int | None = None,
+    stopped_by: str = "",
+    notes: tuple[str, ...] = (),
+    proven_infeasible: bool = False,
+) -> Solution:
+    """The Solution that some found schedules amount to: the cheapest within the budget (ties: the
+    smaller peak), or infeasible with the smallest peak among them."""
+    best: tuple[int, int, Schedule] | None = None
+    smallest: tuple[int, int, Schedule] | None = None
+    for ops in candidates:
+        schedule = Schedule(tuple(ops))
+        trace = simulate(problem, schedule)
+        if smallest is None or (trace.peak, trace.cost) < smallest[:2]:
+            smallest = (trace.peak, trace.cost, schedule)
+        if trace.peak <= budget and (best is None or (trace.cost, trace.peak) < best[:2]):
+            best = (trace.cost, trace.peak, schedule)
+    if best is not None:
+        optimal = bound is not None and bound >= best[0]
+        return Solution(
+            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+            schedule=best[2],
+            solver=solver,
+            bound=best[0] if optimal else bound,
+            stopped_by=stopped_by,
+            notes=notes,
+        )
+    floor = trivial_floor(problem)
+    if proven_infeasible or budget < floor:
+        message = f"proven: no schedule of this space has a peak of {budget} or less"
+        if budget < floor:
+            message = f"proven: one op alone needs {floor}, and the budget is {budget}"
+    else:
+        message = "no schedule within the budget was found; that is not a proof that there is none"
+    return Solution(
+        status=Status.INFEASIBLE,
+        schedule=None,
+        solver=solver,
+        message=message,
+        smallest=smallest[2] if smallest else None,
+        stopped_by=stopped_by,
+        notes=notes,
+    )
+
+
+def trivial_floor(problem: Problem) -> int:
+    """A budget below this is infeasible by inspection: the largest op with its inputs and outputs,
+    and all outputs (with what is held) together at the end."""
+    resident = set(problem.resident)
+    sizes = [0 if v in resident else value.size for v, value in enumerate(problem.values)]
+    floor = sum(sizes[v] for v in {*problem.outputs, *problem.held})
+    for op in problem.ops:
+        need = sum(sizes[v] for v in op.inputs) + sum(sizes[v] for v in op.outputs)
+        saved = sum(sizes[out] for _, out in op.inplace)
+        floor = max(floor, need + op.workspace - saved)
+    return floor
+
+
+def without_dead_ops(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
+    """The problem without the ops that nothing needs, and the old id of each op that stays.
+
+    An op stays if it must run once, makes an output, or makes what a staying op reads.
+    """
+    outputs = set(problem.outputs)
+    needed = [False] * len(problem.values)
+    stays = [False] * len(problem.ops)
+    for i in range(len(problem.ops) - 1, -1, -1):
+        op = problem.ops[i]
+        stays[i] = op.once or any(needed[v] or v in outputs for v in op.outputs)
+        if stays[i]:
+            for v in op.inputs:
+                needed[v] = True
+    if all(stays):
+        return problem, tuple(range(len(problem.ops)))
+    kept = tuple(i for i, stay in enumerate(stays) if stay)
+    new_op = {old: new for new, old in enumerate(kept)}
+    gone = {v for i, op in enumerate(problem.ops) if not stays[i] for v in op.outputs}
+    values = [v for v in range(len(problem.values)) if v not in gone]
+    new_value = {old: new for new, old in enumerate(values)}
+
+    def translate(op: Op) -> Op:
+        return replace(
+            op,
+            inputs=tuple(new_value[v] for v in op.inputs),
+            outputs=tuple(new_value[v] for v in op.outputs),
+            inplace=tuple((new_value[a], new_value[b]) for a, b in op.inplace),
+            grad_of=None if op.grad_of is None else new_op.get(op.grad_of),
+        )
+
+    small = Problem(
+        values=tuple(problem.values[v] for v in values),
+        ops=tuple(translate(problem.ops[i]) for i in kept),
+        resident=tuple(new_value[v] for v in problem.resident),
+        outputs=tuple(new_value[v] for v in problem.outputs),
+        held=tuple(new_value[v] for v in problem.held),
+        name=problem.name,
+        cost_unit=problem.cost_unit,
+        size_unit=problem.size_unit,
+    )
+    return small, kept
+
+
+def _translate_to(kept: tuple[int, ...], schedule: Schedule) -> Schedule:
+    new_op = {old: new for new, old in enumerate(kept)}
+    return Schedule(tuple(new_op[i] for i in schedule.ops if i in new_op))
+
+
+def _translate_from(kept: tuple[int, ...], schedule: Schedule | None) -> Schedule | None:
+    if schedule is None:
+        return None
+    return Schedule(tuple(kept[i] for i in schedule.ops))

@@ -1,0 +1,237 @@
+"""The baselines: `keep-all`, `sqrt` and `floor`.
+
+- keep-all: every op once, in the listed order.
+- sqrt (Chen et al. 2016, arXiv:1604.06174): the order of the forward ops is cut into segments; of
+  a segment only what later segments read is kept; the rest is brought back when the backward asks
+  for it. Works on any graph, since it cuts the order and not the graph. Every number of segments
+  (up to a few dozen, evenly spread beyond) is tried.
+- floor: the smallest peak that a greedy walk reaches, found by bisection over its memory limit, so
+  that a budget that cannot be met is answered with a number. Not a proof.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rekindle import _native
+from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.solve.base import answer, trivial_floor
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    name: ClassVar[str] = "keep-all"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        # Every op that is not dead runs at least once, so their cost is a bound.
+        schedule = keep_all(problem)
+        cost = sum(op.cost for op in problem.ops)
+        return answer(problem, budget, [schedule.ops], solver=self.name, bound=cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Sqrt:
+    max_trials: int = 48
+
+    name: ClassVar[str] = "sqrt"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        deadline = time.monotonic() + time_limit_s
+        plans: list[Sequence[int]] = [keep_all(problem).ops]
+        stopped_by = ""
+        try:
+            for count in _segment_counts(len(_forward_ops(problem)), self.max_trials):
+                if time.monotonic() > deadline:
+                    stopped_by = "time limit"
+                    break
+                plans.append(segmented(problem, count))
+        except KeyboardInterrupt:
+            stopped_by = "interrupt"
+        return answer(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    max_length_factor: int = 40  # a schedule longer than this many times the ops is given up
+
+    name: ClassVar[str] = "floor"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        found, stopped_by = self._search(problem, budget, time.monotonic() + time_limit_s)
+        return answer(problem, budget, found, solver=self.name, stopped_by=stopped_by)
+
+    def _search(
+        self, problem: Problem, budget: int, deadline: float
+    ) -> tuple[list[Sequence[int]], str]:
+        """keep-all, the walk at the budget itself, and the smallest peak by bisection."""
+        order = list(range(len(problem.ops)))
+        found: list[Sequence[int]] = [order]
+        max_steps = self.max_length_factor * len(order) + 1000
+
+        def walk(limit: int) -> int | None:
+            left = max(0.0, deadline - time.monotonic())
+            fits, ops = _native.evict(problem.native, order, limit, max_steps, left)
+            if not fits:
+                return None
+            found.append(ops)
+            return simulate(problem, Schedule(tuple(ops))).peak
+
+        try:
+            walk(budget)
+            low = trivial_floor(problem)
+            high = simulate(problem, keep_all(problem)).peak
+            while low < high and time.monotonic() < deadline:
+                middle = (low + high) // 2
+                peak = walk(middle)
+                if peak is None:
+                    low = middle + 1
+                else:
+                    high = min(middle, peak)
+                if high - low <= high >> 10:
+                    break
+        except KeyboardInterrupt:
+            return found, "interrupt"
+        return found, "time limit" if time.monotonic() >= deadline else ""
+
+
+def smallest_peak(problem: Problem, time_limit_s: float = 5.0) -> Schedule:
+    """The schedule with the smallest peak that the greedy walk and the segments reach."""
+    ways = (Floor(), Sqrt())
+    best = keep_all(problem)
+    for way in ways:
+        solution = way.solve(problem, 0, time_limit_s=time_limit_s / len(ways), seed=0)
+        if solution.smallest is not None and (
+            simulate(problem, solution.smallest).peak < simulate(problem, best).peak
+        ):
+            best = solution.smallest
+    return best
+
+
+def _forward_ops(problem: Problem) -> list[int]:
+    """The ops before the loss; without a loss op, all of them."""
+    loss = problem.loss_op
+    if loss is None:
+        return list(range(len(problem.ops)))
+    return [i for i, op in enumerate(problem.ops) if i < loss and op.phase != "backward"]
+
+
+def _segment_counts(num_ops: int, max_trials: int) -> Iterator[int]:
+    if num_ops <= max_trials:
+        yield from range(2, num_ops + 1)
+        return
+    ratio = num_ops ** (1 / max_trials)
+    last = 1
+    for k in range(max_trials + 1):
+        count = max(last + 1, round(ratio**k))
+        if count > num_ops:
+            return
+        yield count
+        last = count
+
+
+def segmented(problem: Problem, num_segments: int) -> list[int]:
+    """The schedule that keeps only what crosses the cuts of `num_segments` equal segments.
+
+    Equal by the bytes that the ops make, so that wide and narrow parts balance.
+    """
+    forward = _forward_ops(problem)
+    segment_of = _cut(problem, forward, num_segments)
+    producer = problem.producer
+    keep = set(problem.outputs) | set(problem.held)
+    for i in forward:
+        for v in problem.ops[i].inputs:
+            if producer[v] >= 0 and segment_of[producer[v]] != segment_of[i]:
+                keep.add(v)
+    # What a run-once op makes cannot come back; what it reads must be there when it runs.
+    for op in problem.ops:
+        if op.once:
+            keep.update(op.outputs)
+    return _replay(problem, segment_of, keep)
+
+
+def _cut(problem: Problem, forward: list[int], num_segments: int) -> dict[int, int]:
+    sizes = [sum(problem.values[v].size for v in problem.ops[i].outputs) for i in forward]
+    total = sum(sizes) or 1
+    segment_of: dict[int, int] = {}
+    before = 0
+    for i, size in zip(forward, sizes, strict=True):
+        segment_of[i] = min(num_segments - 1, before * num_segments // total)
+        before += size
+    return segment_of
+
+
+def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> list[int]:
+    """The listed order; when a segment ends its unkept values are gone, and what is read later
+    and gone is brought back, with the ancestors that are gone too."""
+    producer = problem.producer
+    resident = set(problem.resident)
+    there = [v in resident for v in range(len(problem.values))]
+    steps: list[int] = []
+    made_in: list[int] = []
+    current = 0
+
+    def run(i: int) -> None:
+        stack = [i]
+        while stack:
+            top = stack[-1]
+            missing = [v for v in problem.ops[top].inputs if not there[v]]
+            if missing:
+                stack.extend(producer[v] for v in missing)
+                continue
+            stack.pop()
+            if top != i and all(there[v] for v in problem.ops[top].outputs):
+                continue
+            steps.append(top)
+            for v in problem.ops[top].outputs:
+                there[v] = True
+                made_in.append(v)
+
+    for i in range(len(problem.ops)):
+        if i in segment_of and segment_of[i] != current:
+            current = segment_of[i]
+            for v in made_in:
+                if v not in keep:
+                    there[v] = False
+            made_in.clear()
+        run(i)
+    return _native.drop_dead_runs(problem.native, steps)

@@ -1,0 +1,33 @@
+"""How a running solver tells what it has: a listener for the current context, or nobody."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    solver: str
+    elapsed_s: float
+    cost: int | None = None  # of the best schedule within the budget so far
+    bound: float | None = None  # proven lower bound so far
+    text: str = ""
+
+
+_listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listen(callback: Callable[[Progress], None]) -> Iterator[None]:
+    token = _listener.set(callback)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def report(progress: Progress) -> None:
+    callback = _listener.get()
+    if callback is not None:
+        callback(progress)

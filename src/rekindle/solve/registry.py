@@ -1,0 +1,28 @@
+"""All solvers, in order of preference. One explicit tuple; nothing registers itself."""
+
+from difflib import get_close_matches
+
+from rekindle.errors import SolverUnavailable
+from rekindle.solve.base import Solver
+from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+
+SOLVERS: tuple[Solver, ...] = (
+    Sqrt(),
+    Floor(),
+    KeepAll(),
+)
+
+
+def find_solver(solver: str | Solver) -> Solver:
+    """The solver of that name, or the instance itself."""
+    if not isinstance(solver, str):
+        return solver
+    for known in SOLVERS:
+        if known.name == solver:
+            return known
+    names = [known.name for known in SOLVERS]
+    close = get_close_matches(solver, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise SolverUnavailable(
+        f"there is no solver {solver[:40]!r}{hint} The solvers are {', '.join(names)}"
+    )
