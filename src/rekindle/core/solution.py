@@ -1,4 +1,4 @@
-"""`Solution`: what a solver answers. Its peak and cost come from `simulate`, never from the solver."""
+"""`Solution`: what a solver answers. Peak and cost come from `simulate`, never from the solver."""
 
 from dataclasses import dataclass
 from enum import Enum
