@@ -10,6 +10,7 @@
 #include "control.h"
 #include "evict.h"
 #include "problem.h"
+#include "prune.h"
 #include "simulate.h"
 
 namespace nb = nanobind;
@@ -145,6 +146,18 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
         "Greedy rematerialization under a memory limit; (fits, schedule).");
+
+    m.def(
+        "drop_needless_runs",
+        [](const Problem& problem, const std::vector<Id>& schedule, std::uint64_t limit_bytes,
+           double time_limit_s) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            return drop_needless_runs(problem, schedule, limit_bytes, control);
+        },
+        "problem"_a, "schedule"_a, "limit"_a, "time_limit_s"_a,
+        "The schedule without repeated runs whose older results can be kept within the limit.");
 
     nb::enum_<ChainRule>(m, "ChainRule")
         .value("persistent", ChainRule::persistent)

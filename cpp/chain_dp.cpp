@@ -1,6 +1,6 @@
 #include "chain_dp.h"
 
-#include <array>
+#include <algorithm>
 
 #include "chain_parts.h"
 
@@ -20,6 +20,14 @@ void relax_sum_wide(double* acc, const double* first, const double* second, doub
                     std::size_t count) {
     for (std::size_t k = 0; k < count; ++k) {
         const double x = first[k] + second[k] + fixed;
+        acc[k] = x < acc[k] ? x : acc[k];
+    }
+}
+
+REKINDLE_WIDE
+void relax_shifted_wide(double* acc, const double* first, double fixed, std::size_t count) {
+    for (std::size_t k = 0; k < count; ++k) {
+        const double x = first[k] + fixed;
         acc[k] = x < acc[k] ? x : acc[k];
     }
 }
@@ -187,15 +195,13 @@ class Persistent final : public ChainTable {
 
 void relax_sum(double* acc, const double* first, std::size_t shift, const double* second,
                double fixed, std::size_t from, std::size_t to) {
-    if (from < to) relax_sum_wide(acc + from, first + (from - shift), second + from, fixed, to - from);
+    if (from < to)
+        relax_sum_wide(acc + from, first + (from - shift), second + from, fixed, to - from);
 }
 
 void relax_shifted(double* acc, const double* first, std::size_t shift, double fixed,
                    std::size_t from, std::size_t to) {
-    for (std::size_t m = from; m < to; ++m) {
-        const double x = first[m - shift] + fixed;
-        acc[m] = x < acc[m] ? x : acc[m];
-    }
+    if (from < to) relax_shifted_wide(acc + from, first + (from - shift), fixed, to - from);
 }
 
 std::unique_ptr<ChainTable> solve_persistent(SlotChain chain, bool revolve, Control& control) {

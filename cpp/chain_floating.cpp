@@ -10,7 +10,7 @@
 // move is followed by a save are then missed. With the move alone, by one block at a time, the
 // theorem's r > s is a sequence of moves and a keep, so only (cut, back) is left to choose, and the
 // best cut for each back, G(s, back, l, m), does not depend on t.
-#include <array>
+#include <algorithm>
 
 #include "chain_parts.h"
 

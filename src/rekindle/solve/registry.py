@@ -5,8 +5,13 @@ from difflib import get_close_matches
 from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 
 SOLVERS: tuple[Solver, ...] = (
+    Rotor(),
+    RotorFloating(),
+    Revolve(),
+    Sequential(),
     Sqrt(),
     Floor(),
     KeepAll(),
