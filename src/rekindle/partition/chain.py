@@ -148,8 +148,11 @@ class _Measure:
                 if until < made:
                     change[made - 1] += self.sizes[v]
                     change[until - 1] -= self.sizes[v] if until else 0
+        # Of these the base has one copy already, and no run makes a second.
+        single = {v for i in self.rows.prelude for v in self.problem.ops[i].outputs}
+        single |= {v for op in self.problem.ops if op.once for v in op.outputs}
         held = set(self.problem.held) - set(self.problem.resident)
-        change[self.last - 1] += self.total(held - self.rows.pinned - self.rows.aside)
+        change[self.last - 1] += self.total(held - single - self.rows.aside)
         standing = [0] * len(self.rows)
         total = 0
         for k in range(self.last - 1, -1, -1):
