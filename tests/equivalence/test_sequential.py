@@ -200,7 +200,7 @@ def test_measured_memory_is_within_the_budget(make, share):
     assert peak <= plan.budget_bytes
     # Keep-all as the plan counts it is a little above eager's own peak, never far.
     plain = measured_peak(copy.deepcopy(model), model, x)
-    assert plain <= plan.keep_all_peak_bytes <= 1.2 * plain
+    assert plain <= plan.keep_all_peak_bytes <= 1.4 * plain
     if make in (mlp, dropouts) and share == 0.6:
         assert peak < 0.75 * plain
 

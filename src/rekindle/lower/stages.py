@@ -1,9 +1,11 @@
 """The stages of an `nn.Sequential`, measured one after the other: no graph is captured.
 
 Neighbouring stages become one unit where the second writes into its input, or hands it on: such an
-input cannot be kept or made again on its own. Each unit runs bare, with autograd, and backward on
-the sample; a meter counts the bytes of every storage that appears (on CUDA the allocator counts),
-the clock is read `TRIALS` times. Buffers and the random number generators are left as they were.
+input cannot be kept or made again on its own (`_units`). So do those whose backward does not need
+what lies between them (`_without_idle_outputs`): as units of their own they would keep it. Each
+unit runs bare, with autograd, and backward on the sample; a meter counts the bytes of every storage
+that appears (on CUDA the allocator counts), the clock is read `TRIALS` times. Buffers and the
+random number generators are left as they were.
 """
 
 import contextlib
@@ -165,7 +167,7 @@ def measure(model: nn.Sequential, sample: Any) -> tuple[tuple[Unit, ...], Chain]
     """The units of the model and the chain they make on that sample."""
     device = next((t.device for t in tensors_of(sample)), torch.device("cpu"))
     with _state_kept(model, device):
-        units = _units(model, sample, device)
+        units = _without_idle_outputs(_units(model, sample, device), sample)
         seen: set[int] = set()
         results = []
         x = sample
@@ -182,6 +184,7 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
     groups: list[list[nn.Module]] = []
     draws: list[bool] = []
     changes: list[bool] = []
+    input_handed_on = False  # the last stage's output is the model's own input
     x = sample
     with torch.no_grad():
         for k, stage in enumerate(model):
@@ -209,7 +212,7 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
                     f"stage 0 ({type(stage).__name__}) writes into the model's input, so it "
                     "cannot run again; use its out-of-place form"
                 )
-            if groups and (written or handed_on):
+            if groups and (written or handed_on or input_handed_on):
                 groups[-1].append(stage)
                 draws[-1] |= drew
                 changes[-1] |= changed
@@ -217,11 +220,47 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
                 groups.append([stage])
                 draws.append(drew)
                 changes.append(changed)
+            input_handed_on = handed_on and (k == 0 or input_handed_on)
             x = y
     return tuple(
         Unit(tuple(group), _parameters(group), drew, changed)
         for group, drew, changed in zip(groups, draws, changes, strict=True)
     )
+
+
+def _without_idle_outputs(units: Sequence[Unit], sample: Any) -> tuple[Unit, ...]:
+    """Joins a unit with the next where autograd saves nothing of its output, in neither."""
+    joined = [units[0]]
+    saved, y = _saved_storages(units[0], sample)
+    for unit in units[1:]:
+        between = {t.untyped_storage().data_ptr() for t in tensors_of(y)}
+        before, x = saved, y
+        saved, y = _saved_storages(unit, x)
+        if between & (before | saved):
+            joined.append(unit)
+        else:
+            last = joined[-1]
+            stages = (*last.stages, *unit.stages)
+            joined[-1] = Unit(
+                stages,
+                _parameters(stages),
+                last.draws or unit.draws,
+                last.changes_buffers or unit.changes_buffers,
+            )
+    return tuple(joined)
+
+
+def _saved_storages(unit: Unit, x: Any) -> tuple[set[int], Any]:
+    """The addresses of what autograd saves, while the graph is alive, and the output."""
+    found: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        y = unit(detached(x))
+    return found, detached(y)
 
 
 def _parameters(stages: Sequence[nn.Module]) -> tuple[nn.Parameter, ...]:
