@@ -10,7 +10,7 @@ from torch import nn
 from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.lower.sequential import ManagedSequential, sequential
 from rekindle.lower.stages import _StorageMeter
-from rekindle.solve.rotor import Run
+from rekindle.solve.chain_program import Run
 
 
 class Residual(nn.Module):

@@ -35,7 +35,7 @@ from rekindle.lower.stages import (
     tensors_of,
 )
 from rekindle.partition.chain import Chain
-from rekindle.solve.rotor import Rule, Run, Sequence1, Step, best_sequence
+from rekindle.solve.chain_program import Rule, Run, Sequence1, Step, best_sequence
 
 RULES = {"rotor": Rule.persistent, "rotor-floating": Rule.floating, "revolve": Rule.revolve}
 SLOTS = 4000

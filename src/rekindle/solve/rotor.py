@@ -41,117 +41,20 @@ from rekindle.core.simulate import run_native
 from rekindle.partition.chain import Chain, find_chain
 from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
-
-Rule = _native.ChainRule
-Run = _native.ChainRun
-Step = tuple[Run, int, int]  # run, block, option
+from rekindle.solve.chain_program import (
+    ChainProgram,
+    Rule,
+    Step,
+    lower_steps,
+    segment_steps,
+    solve_chain,
+)
 
 STRETCH = 1.25  # tables reach beyond the budget by this, for what rounding up took away
 NUM_LEANER = 12  # sequences for less memory that are tried as well
 MAX_TABLE_BYTES = 1 << 30
 FEW_SLOTS = 100  # blocks are joined rather than counted in fewer slots than this
 ADDS_PER_S = 1.5e9  # of the native programs on one slow core; only to choose the slots
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence1:
-    """A sequence of Table 1's operations and its cost by the chain's numbers."""
-
-    steps: tuple[Step, ...]
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChainProgram:
-    """A solved chain: the best sequence for every number of slots."""
-
-    chain: Chain
-    unit: int
-    slots: int
-    table: _native.ChainTable
-
-    def feasible(self, slots: int) -> bool:
-        return slots >= 0 and self.table.cost(slots) < math.inf
-
-    def sequence(self, slots: int) -> Sequence1 | None:
-        if not self.feasible(slots):
-            return None
-        return Sequence1(tuple(self.table.build(slots)), int(self.table.cost(slots)))
-
-    def slots_in(self, budget: int) -> int:
-        """The slots that a budget leaves beside the base and the chain's own input."""
-        room = budget - self.chain.base - self.chain.blocks[0].input_size
-        return min(self.slots, room // self.unit)
-
-
-def solve_chain(
-    chain: Chain, unit: int, slots: int, rule: Rule, time_limit_s: float = 1e9
-) -> ChainProgram | None:
-    """The program for up to `slots` slots of `unit` bytes; None where time ran out."""
-    blocks = chain.blocks
-    table = _native.solve_chain(
-        inputs=[b.input_size for b in blocks],
-        standing=[b.standing for b in blocks],
-        bare_costs=[b.bare_cost for b in blocks],
-        bare_peaks=[b.bare_peak for b in blocks],
-        pass_peaks=[b.pass_peak for b in blocks],
-        options=[
-            [(o.saved, o.forward_peak, o.backward_peak, o.cost) for o in b.options] for b in blocks
-        ],
-        unit=unit,
-        slots=slots,
-        rule=rule,
-        time_limit_s=time_limit_s,
-    )
-    return ChainProgram(chain, unit, slots, table) if table.finished else None
-
-
-def best_sequence(
-    chain: Chain, budget: int, rule: Rule = Rule.persistent, *, slots: int = 500
-) -> Sequence1 | None:
-    """The best sequence of Table 1's operations within the budget; None where there is none."""
-    room = budget - chain.base - chain.blocks[0].input_size
-    if room < 0:
-        return None
-    program = solve_chain(chain, max(1, -(-room // slots)), slots, rule)
-    assert program is not None
-    return program.sequence(program.slots_in(budget))
-
-
-def lower_steps(problem: Problem, chain: Chain, steps: Iterable[Step]) -> list[int]:
-    """The op ids of a sequence; run-once ops stand where they are first met."""
-    ops = list(chain.prelude)
-    for run, k, option in steps:
-        block = chain.blocks[k]
-        if run == Run.save:
-            ops += block.options[option].forward_ops
-        elif run == Run.back:
-            ops += block.options[option].backward_ops
-        else:
-            ops += block.forward_ops
-    done: set[int] = set()
-    kept: list[int] = []
-    for i in ops:
-        if problem.ops[i].once:
-            if i in done:
-                continue
-            done.add(i)
-        kept.append(i)
-    return _native.drop_dead_runs(problem.native, kept)
-
-
-def segment_steps(num_blocks: int, num_segments: int) -> list[Step]:
-    """Equal segments, the last one with the rest; of all but the last only the input is kept."""
-    size = num_blocks // num_segments
-    starts = [k * size for k in range(num_segments)]
-    steps: list[Step] = []
-    for first in starts[:-1]:
-        steps.append((Run.keep, first, -1))
-        steps += [(Run.drop, k, -1) for k in range(first + 1, first + size)]
-    for first, end in zip(starts[::-1], [num_blocks, *starts[:0:-1]], strict=True):
-        steps += [(Run.save, k, 0) for k in range(first, end)]
-        steps += [(Run.back, k, 0) for k in reversed(range(first, end))]
-    return steps
 
 
 class _ChainSearch:
@@ -283,6 +186,23 @@ def _solve_by_rule(
     deadline = time.monotonic() + time_limit_s
     chain = find_chain(problem, _affordable_blocks(max_blocks, rule, time_limit_s))
     assert not isinstance(chain, str), "accepts was asked first"
+    return solve_on_chain(
+        problem, chain, budget, rule, name=name, slots=slots, prune=prune, deadline=deadline
+    )
+
+
+def solve_on_chain(
+    problem: Problem,
+    chain: Chain,
+    budget: int,
+    rule: Rule,
+    *,
+    name: str,
+    slots: int,
+    prune: bool,
+    deadline: float,
+) -> Solution:
+    """The program over a chain that was found and measured, and what becomes of its sequences."""
     search = _ChainSearch(problem, chain, budget, deadline)
     search.found.append(keep_all(problem).ops)
     try:
