@@ -7,6 +7,7 @@
 
 #include "control.h"
 #include "evict.h"
+#include "policy.h"
 #include "problem.h"
 #include "simulate.h"
 
@@ -116,4 +117,22 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
         "Greedy rematerialization under a memory limit; (fits, schedule).");
+
+    m.def(
+        "search_policy",
+        [](const Problem& problem, std::vector<Id> order, std::vector<Id> classes,
+           std::vector<double> weights, std::int64_t budget, std::int64_t max_walks,
+           double time_limit_s, std::uint64_t seed) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            PolicyFound found = search_policy(
+                problem,
+                {std::move(order), std::move(classes), std::move(weights), budget, max_walks, seed},
+                control);
+            return std::tuple(std::move(found.schedule), found.walks);
+        },
+        "problem"_a, "order"_a, "classes"_a, "weights"_a, "budget"_a, "max_walks"_a,
+        "time_limit_s"_a, "seed"_a,
+        "Climb over eviction policies; (cheapest schedule within the budget or [], walks made).");
 }
