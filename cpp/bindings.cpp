@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bound.h"
 #include "control.h"
 #include "evict.h"
 #include "policy.h"
@@ -135,4 +136,16 @@ NB_MODULE(_native, m) {
         "problem"_a, "order"_a, "classes"_a, "weights"_a, "budget"_a, "max_walks"_a,
         "time_limit_s"_a, "seed"_a,
         "Climb over eviction policies; (cheapest schedule within the budget or [], walks made).");
+
+    m.def(
+        "bound_at",
+        [](const Problem& problem, Id op, std::int64_t budget, double time_limit_s) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            Bound bound = bound_at(problem, op, budget, control);
+            return std::tuple(bound.extra, bound.infeasible, bound.price, std::move(bound.kept));
+        },
+        "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a,
+        "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept).");
 }
