@@ -8,6 +8,7 @@
 #include "bound.h"
 #include "control.h"
 #include "evict.h"
+#include "exact.h"
 #include "policy.h"
 #include "problem.h"
 #include "simulate.h"
@@ -148,4 +149,17 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a,
         "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept).");
+
+    m.def("exact_bits", &exact_bits, "problem"_a);
+    m.def(
+        "solve_exact",
+        [](const Problem& problem, std::int64_t budget, double time_limit_s) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            Exact answer = solve_exact(problem, budget, control);
+            return std::tuple(answer.finished, answer.feasible, std::move(answer.schedule));
+        },
+        "problem"_a, "budget"_a, "time_limit_s"_a,
+        "The optimum over all schedules of a tiny problem: (finished, feasible, schedule).");
 }

@@ -201,7 +201,7 @@ bool EvictWalk::make_room(Id op) {
     dying_.clear();
     std::int64_t fresh = p.workspace[idx(op)];
     for (Id v : p.outputs[op])
-        if (!live_[idx(v)]) fresh += p.size_of(v);
+        if (!live_[idx(v)] || fixed_[idx(v)] == 2) fresh += p.size_of(v);  // held: a second copy
     const auto pairs = p.inplace[op];
     const bool base_step = stack_.size() == 1;
     for (std::size_t k = 0; k < pairs.size(); k += 2) {
