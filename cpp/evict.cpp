@@ -40,14 +40,13 @@ class Walk {
 
     bool run(std::size_t max_steps, Control& control) {
         for (now_ = 0; now_ < order_.size(); ++now_) {
-            if (control.expired()) return false;
-            if (!demand(order_[now_], max_steps)) return false;
+            if (!demand(order_[now_], max_steps, control)) return false;
             retire(order_[now_]);
         }
         // What must be there at the end and was evicted meanwhile.
         now_ = order_.size();
         for (Id v : p.targets) {
-            if (!live_[idx(v)] && !demand(p.producer_of(v), max_steps)) return false;
+            if (!live_[idx(v)] && !demand(p.producer_of(v), max_steps, control)) return false;
             ++pins_[idx(v)];
         }
         return true;
@@ -78,7 +77,7 @@ class Walk {
     }
 
     // Runs `target` and before it, depth first, whatever is missing for it.
-    bool demand(Id target, std::size_t max_steps) {
+    bool demand(Id target, std::size_t max_steps, Control& control) {
         stack_.clear();
         stack_.push_back({target, 0});
         bool fits = true;
@@ -101,7 +100,7 @@ class Walk {
                 continue;
             }
             const Id op = frame.op;
-            if (schedule.size() >= max_steps || !make_room(op)) {
+            if (schedule.size() >= max_steps || control.expired() || !make_room(op)) {
                 fits = false;
                 break;
             }
