@@ -60,15 +60,16 @@ void EvictWalk::reset() {
 }
 
 Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size_t max_steps,
-                        Control& control) {
+                        Control& control, bool host) {
     reset();
+    host_ = host;
     limit_ = limit;
     policy_ = &policy;
     Eviction result;
     bool fits = true;
     for (now_ = 0; now_ < order_.size() && fits; ++now_) {
         const Id op = order_[now_];
-        fits = ((now_ & 63U) != 0 || !control.expired()) && demand(op, max_steps);
+        fits = demand(op, max_steps, control);
         if (!fits) break;
         for (Id v : p.inputs[op]) finish(v);
         for (Id v : p.outputs[op]) finish(v);
@@ -77,7 +78,7 @@ Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size
     if (fits) {
         now_ = order_.size();
         for (Id v : p.targets) {
-            fits = fits && (live_[idx(v)] || demand(p.producer_of(v), max_steps));
+            fits = fits && (live_[idx(v)] || demand(p.producer_of(v), max_steps, control));
             ++pins_[idx(v)];
         }
     }
@@ -87,7 +88,7 @@ Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size
 }
 
 // Runs `target` and before it, depth first, whatever is missing for it.
-bool EvictWalk::demand(Id target, std::size_t max_steps) {
+bool EvictWalk::demand(Id target, std::size_t max_steps, Control& control) {
     stack_.clear();
     stack_.push_back({target, 0});
     while (!stack_.empty()) {
@@ -106,7 +107,7 @@ bool EvictWalk::demand(Id target, std::size_t max_steps) {
         const Id op = frame.op;
         // A run-once op that is asked for again: its value was let go too early.
         if (schedule_.size() >= max_steps || (stack_.size() > 1 && p.is_once(op)) ||
-            !make_room(op))
+            control.expired(host_) || !make_room(op))
             return false;
         execute(op);
         for (Id v : inputs) --pins_[idx(v)];

@@ -35,7 +35,7 @@ class EvictWalk {
     // `limit` bounds the memory; the simulated peak is at most that where `fits`.
     // `max_steps` bounds the length, so that a hopeless limit ends soon.
     Eviction run(std::int64_t limit, const EvictPolicy& policy, std::size_t max_steps,
-                 Control& control);
+                 Control& control, bool host = true);
 
    private:
     struct Frame {
@@ -51,7 +51,7 @@ class EvictWalk {
     };
 
     void reset();
-    bool demand(Id target, std::size_t max_steps);
+    bool demand(Id target, std::size_t max_steps, Control& control);
     void execute(Id op);
     void drop(Id v);
     void finish(Id v);
@@ -67,6 +67,7 @@ class EvictWalk {
     const Problem& p;
     std::span<const Id> order_;
     const EvictPolicy* policy_ = nullptr;
+    bool host_ = true;
     std::int64_t limit_ = 0;
     std::int64_t used_ = 0;
     std::size_t now_ = 0;

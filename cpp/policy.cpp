@@ -1,7 +1,9 @@
 #include "policy.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "random.h"
 #include "simulate.h"
@@ -29,9 +31,10 @@ double total_cost(const Problem& p, std::span<const Id> schedule) {
 
 }  // namespace
 
-PolicyFound search_policy(const Problem& p, const PolicySearch& search, Control& control) {
+PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uint64_t seed,
+                          Control& control, bool host) {
     EvictWalk walk(p, search.order);
-    Random random(search.seed);
+    Random random(seed);
     const std::size_t max_steps = 4 * search.order.size() + 1000;
     const Id num_classes =
         search.classes.empty() ? 0 : *std::max_element(search.classes.begin(), search.classes.end()) + 1;
@@ -56,7 +59,7 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, Control&
         for (double& w : policy.weight) w = std::exp(std::clamp(w, -40.0, 40.0));
         const auto limit =
             static_cast<std::int64_t>(static_cast<double>(search.budget) * point.limit_factor);
-        Eviction result = walk.run(limit, policy, max_steps, control);
+        Eviction result = walk.run(limit, policy, max_steps, control, host);
         if (!result.fits) return 1e300;
         const Trace trace = simulate(p, result.schedule);
         if (!trace.valid() || trace.peak > static_cast<std::uint64_t>(search.budget)) return 1e299;
@@ -75,7 +78,7 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, Control&
     Point best = current;
     const double base = total_cost(p, search.order);
     std::int64_t since_better = 0;
-    while (found.walks < search.max_walks && !control.expired()) {
+    while (found.walks < search.max_walks && !control.expired(host)) {
         Point next = current;
         const double step = std::pow(4.0, random.uniform() * 3.0 - 1.5);  // 1/8 .. 8
         const double kind = random.uniform();
@@ -113,6 +116,30 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, Control&
         }
     }
     return found;
+}
+
+PolicyFound search_policies(const Problem& p, const PolicySearch& search,
+                            std::span<const std::uint64_t> seeds, int num_threads,
+                            Control& control) {
+    std::vector<PolicyFound> results(seeds.size());
+    std::atomic<std::size_t> next{0};
+    auto work = [&](bool host) {
+        for (std::size_t k = next++; k < seeds.size(); k = next++)
+            results[k] = search_policy(p, search, seeds[k], control, host);
+    };
+    std::vector<std::thread> threads;
+    for (int t = 1; t < num_threads; ++t) threads.emplace_back(work, false);
+    work(true);
+    for (auto& thread : threads) thread.join();
+    PolicyFound best;
+    std::int64_t walks = 0;
+    for (auto& result : results) {
+        walks += result.walks;
+        if (!result.schedule.empty() && (best.schedule.empty() || result.cost < best.cost))
+            best = std::move(result);
+    }
+    best.walks = walks;
+    return best;
 }
 
 }  // namespace rekindle

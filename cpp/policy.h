@@ -19,7 +19,6 @@ struct PolicySearch {
     std::vector<double> weights;   // per value: where to start from; empty means 1 for all
     std::int64_t budget = 0;
     std::int64_t max_walks = 1'000'000;
-    std::uint64_t seed = 0;
 };
 
 struct PolicyFound {
@@ -28,6 +27,12 @@ struct PolicyFound {
     std::int64_t walks = 0;
 };
 
-PolicyFound search_policy(const Problem& problem, const PolicySearch& search, Control& control);
+PolicyFound search_policy(const Problem& problem, const PolicySearch& search, std::uint64_t seed,
+                          Control& control, bool host = true);
+
+// One climb per seed on up to `num_threads` threads; the cheapest (ties: the first seed's).
+PolicyFound search_policies(const Problem& problem, const PolicySearch& search,
+                            std::span<const std::uint64_t> seeds, int num_threads,
+                            Control& control);
 
 }  // namespace rekindle
