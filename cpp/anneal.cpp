@@ -27,6 +27,7 @@ class Annealer {
           line_(problem, options.budget),
           moves_(problem, line_, random_, options.reorder_only, options.paper_moves) {
         line_.load(drop_dead_runs(p_, start));
+        line_.set_soft(static_cast<std::int64_t>(options.soft * static_cast<double>(options.budget)));
         if (options.smooth > 0) line_.smooth(options.smooth);
         result_.seed = options.seed;
         double cost = 0, size = 0;
@@ -92,13 +93,17 @@ class Annealer {
     bool worth_it() {
         const double slack = temperature_ * random_.exponential();
         if (options_.objective != Objective::area) return worth_it_by_peak(slack);
-        // Within the budget the excess can only rise, so the cost alone may decide.
-        const bool within = line_.excess() == 0;
-        if (within && static_cast<double>(line_.cost_change()) > slack) return false;
+        // More than all of the excess cannot be gained, so the cost alone may decide.
+        const double most = slack + price_ * weigh(line_.excess(), line_.soft());
+        if (static_cast<double>(line_.cost_change()) > most) return false;
         if (!line_.settle() || !fits()) return false;
-        const double limit = (slack - static_cast<double>(line_.cost_change())) / price_;
-        if (within && limit < 0) return false;
-        return line_.measure(static_cast<std::int64_t>(std::clamp(limit, -4e18, 4e18)));
+        line_.measure();
+        return static_cast<double>(line_.cost_change()) +
+                   price_ * weigh(line_.excess_change(), line_.soft_change()) <= slack;
+    }
+
+    double weigh(std::int64_t excess, std::int64_t soft) const {
+        return static_cast<double>(excess) + options_.soft_weight * static_cast<double>(soft);
     }
 
     bool worth_it_by_peak(double slack) {
@@ -269,6 +274,7 @@ std::int64_t check_moves(const Problem& problem, std::span<const Id> start, std:
         if (!line.consistent()) return -1;
         if (random.below(200) == 0) line.respace();
         if (random.below(500) == 0) line.set_budget(budget / 2 + random.below(1000));
+        if (random.below(500) == 0) line.set_soft(budget / 4 + random.below(1000));
     }
     return accepted;
 }

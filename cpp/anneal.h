@@ -38,6 +38,8 @@ struct AnnealOptions {
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
     double hot = 0.5, cold = 0.02;
+    // `area` also feels memory above soft * B, at soft_weight times the price.
+    double soft = 0.9, soft_weight = 0.02;
 };
 
 struct AnnealResult {

@@ -209,24 +209,26 @@ bool Moves::remake(Id v, Slot before, Slot low) {
     Slot cursor = line_.free_before(at, low);
     if (cursor == Timeline::none) return false;
     line_.put(producer, cursor);
-    const double eager = 0.5 * random_.below(3);
-    if (eager > 0) supply(producer, cursor, cursor, eager, 0);
+    // Half the time alone; else with few, seldom with many others.
+    int most = std::min(std::countl_zero(random_.next()), 5);
+    most = most == 0 ? 0 : 1 << (most - 1);
+    if (most > 0) supply(producer, cursor, cursor, most);
     return true;
 }
 
-void Moves::supply(Id op, Slot at, Slot& cursor, double eager, int depth) {
-    if (depth == max_depth) return;
+void Moves::supply(Id op, Slot at, Slot& cursor, int& most) {
     for (Id w : p_.inputs[op]) {
+        if (most == 0 || line_.full(1)) return;
         const Id producer = p_.producer_of(w);
-        if (p_.is_once(producer) || line_.full(1) || line_.lives_at(w, at)) continue;
-        if (!random_.chance(eager)) continue;
+        if (p_.is_once(producer) || random_.below(4) == 0 || line_.lives_at(w, at)) continue;
         const Slot low = line_.made_before(w, at);
         if (low == Timeline::none) continue;
         const Slot to = line_.free_before(cursor, low);
         if (to == Timeline::none) continue;
         line_.put(producer, to);
         cursor = to;
-        supply(producer, to, cursor, eager, depth + 1);
+        --most;
+        supply(producer, to, cursor, most);
     }
 }
 

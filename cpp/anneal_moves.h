@@ -45,7 +45,7 @@ class Moves {
     bool propose_add();
     bool propose_rotate();
     bool remake(Id v, Slot before, Slot low);
-    void supply(Id op, Slot at, Slot& cursor, double eager, int depth);
+    void supply(Id op, Slot at, Slot& cursor, int& most);
     Slot over_budget_step();
 
     const Problem& p_;

@@ -13,7 +13,8 @@ constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); 
 
 }  // namespace
 
-Timeline::Timeline(const Problem& problem, std::int64_t budget) : p_(problem), budget_(budget) {
+Timeline::Timeline(const Problem& problem, std::int64_t budget)
+    : p_(problem), budget_(budget), soft_line_(budget) {
     const auto num_values = idx(p_.num_values());
     target_.assign(num_values, 0);
     for (Id v : p_.targets) target_[idx(v)] = 1;
@@ -87,9 +88,22 @@ void Timeline::respace() {
 
 void Timeline::set_budget(std::int64_t budget) {
     budget_ = budget;
-    excess_ = 0;
+    soft_line_ = std::min(soft_line_, budget);
+    count_excess();
+}
+
+void Timeline::set_soft(std::int64_t line) {
+    soft_line_ = std::min(line, budget_);
+    count_excess();
+}
+
+void Timeline::count_excess() {
+    excess_ = soft_ = 0;
     for (Slot t = 0; t < num_slots_; ++t)
-        if (op_at(t) >= 0) excess_ += over(memory_at(t));
+        if (op_at(t) >= 0) {
+            excess_ += over(memory_at(t), budget_);
+            soft_ += over(memory_at(t), soft_line_);
+        }
 }
 
 void Timeline::rebuild_memory() {
@@ -125,7 +139,7 @@ void Timeline::rebuild_memory() {
     round_ = (std::int64_t{1} << shift_) - 1;
     for (std::size_t b = 0; b < blocks; ++b) refresh_block(b);
     if (unit_ > 0) rebuild_smooth();
-    set_budget(budget_);
+    count_excess();
 }
 
 // --- reading ------------------------------------------------------------------------------------
@@ -275,7 +289,7 @@ void Timeline::set_runs(Id op, std::int32_t change) {
 
 void Timeline::begin() {
     changes_.clear();
-    cost_change_ = excess_change_ = 0;
+    cost_change_ = excess_change_ = soft_change_ = 0;
 }
 
 bool Timeline::planned(Slot t) const {
@@ -495,41 +509,44 @@ void Timeline::build_segments() {
     }
 }
 
-bool Timeline::measure(std::int64_t limit) {
+void Timeline::measure() {
     build_segments();
-    // Where nothing exceeds the budget now, every part can only add: then it may stop early.
-    std::int64_t sum = 0;
-    for (const Segment& s : segments_) {
-        sum += excess_of_range(s.first, s.last, s.change);
-        if (excess_ == 0 && sum > limit) return false;
-    }
-    excess_change_ = sum;
-    return sum <= limit;
+    excess_change_ = soft_change_ = 0;
+    for (const Segment& s : segments_) measure_range(s.first, s.last, s.change);
 }
 
-std::int64_t Timeline::excess_of_range(Slot first, Slot last, std::int64_t change) const {
-    std::int64_t sum = 0;
+void Timeline::measure_range(Slot first, Slot last, std::int64_t change) {
+    const std::int64_t gap = budget_ - soft_line_;
     while (first <= last) {
         const auto block = idx(first >> block_bits_);
         const Slot stop = std::min(last, static_cast<Slot>((block + 1) << block_bits_) - 1);
         const std::int64_t m = maximum_[block];
-        if (m > budget_ || m + change > budget_) {
-            const std::int64_t base = pending_[block] - budget_;
-            if (shift_ == 0) {
+        if (m > soft_line_ || m + change > soft_line_) {
+            const std::int64_t base = pending_[block] - soft_line_;
+            std::int64_t soft = 0, hard = 0;
+            if (shift_ > 0) {
                 for (Slot t = first; t <= stop; ++t) {
-                    const std::int64_t x = memory_[idx(t)] + base;
-                    sum += std::max<std::int64_t>(x + change, 0) - std::max<std::int64_t>(x, 0);
+                    const std::int64_t x = memory_[idx(t)] + pending_[block];
+                    soft += over(x + change, soft_line_) - over(x, soft_line_);
+                    hard += over(x + change, budget_) - over(x, budget_);
+                }
+            } else if (m > budget_ || m + change > budget_) {
+                for (Slot t = first; t <= stop; ++t) {
+                    const std::int64_t x = memory_[idx(t)] + base, y = x + change;
+                    soft += std::max<std::int64_t>(y, 0) - std::max<std::int64_t>(x, 0);
+                    hard += std::max<std::int64_t>(y, gap) - std::max<std::int64_t>(x, gap);
                 }
             } else {
                 for (Slot t = first; t <= stop; ++t) {
-                    const std::int64_t x = memory_[idx(t)] + base + budget_;
-                    sum += over(x + change) - over(x);
+                    const std::int64_t x = memory_[idx(t)] + base;
+                    soft += std::max<std::int64_t>(x + change, 0) - std::max<std::int64_t>(x, 0);
                 }
             }
+            soft_change_ += soft;
+            excess_change_ += hard;
         }
         first = stop + 1;
     }
-    return sum;
 }
 
 void Timeline::commit() {
@@ -548,6 +565,7 @@ void Timeline::commit() {
     }
     cost_ += cost_change_;
     excess_ += excess_change_;
+    soft_ += soft_change_;
     apply_memory(+1);
 }
 
@@ -610,16 +628,17 @@ bool Timeline::consistent() const {
     write(schedule);
     const Trace trace = simulate(p_, schedule);
     if (!trace.valid() || schedule.size() != num_steps_) return false;
-    std::int64_t cost = 0, excess = 0;
+    std::int64_t cost = 0, excess = 0, soft = 0;
     for (Id op : schedule) cost += p_.cost_of(op);
     const auto mine = memory();
     for (std::size_t t = 0; t < mine.size(); ++t) {
         if (static_cast<std::uint64_t>(mine[t]) != trace.memory[t]) return false;
-        excess += over(mine[t]);
+        excess += over(mine[t], budget_);
+        soft += over(mine[t], soft_line_);
     }
     for (Id op = 0; op < p_.num_ops(); ++op)
         if (trace.runs[idx(op)] != runs(op)) return false;
-    return cost == cost_ && excess == excess_ &&
+    return cost == cost_ && excess == excess_ && soft == soft_ &&
            static_cast<std::uint64_t>(peak()) == (schedule.empty() ? 0 : trace.peak);
 }
 

@@ -39,10 +39,13 @@ class Timeline {
     void load(std::span<const Id> schedule);
     void respace();
     void set_budget(std::int64_t budget);
+    // Excess above a second, lower line is summed too: it says which way is down within the budget.
+    void set_soft(std::int64_t line);
 
     // --- the current schedule -------------------------------------------------------------------
     std::int64_t cost() const { return cost_; }
     std::int64_t excess() const { return excess_; }  // sum over steps of what exceeds the budget
+    std::int64_t soft() const { return soft_; }      // the same above the soft line
     std::int64_t peak() const;
     std::int64_t budget() const { return budget_; }
     Slot num_slots() const { return num_slots_; }
@@ -77,10 +80,15 @@ class Timeline {
     // False: some step would read what nothing has made. Runs that the move leaves without a reader
     // are removed with it, so the cost is known only now.
     bool settle();
-    // After settle. False: the excess rises by more than `limit` (found out early where it can be).
-    bool measure(std::int64_t limit = std::numeric_limits<std::int64_t>::max());
-    bool evaluate() { return settle() && measure(); }
+    // After settle: what the move does to memory.
+    void measure();
+    bool evaluate() {
+        if (!settle()) return false;
+        measure();
+        return true;
+    }
     std::int64_t excess_change() const { return excess_change_; }
+    std::int64_t soft_change() const { return soft_change_; }
     void commit();
     void abandon();
 
@@ -146,18 +154,20 @@ class Timeline {
     bool drop_dead();
     bool dead_after(Id op, Slot t);
     void build_segments();
-    std::int64_t excess_of_range(Slot first, Slot last, std::int64_t change) const;
-    std::int64_t over(std::int64_t memory) const {
-        return memory > budget_ ? (memory - budget_ + round_) >> shift_ : 0;
+    void measure_range(Slot first, Slot last, std::int64_t change);
+    std::int64_t over(std::int64_t memory, std::int64_t line) const {
+        return memory > line ? (memory - line + round_) >> shift_ : 0;
     }
     void add_range(Slot first, Slot last, std::int64_t change);
     void refresh_block(std::size_t block);
+    void count_excess();
     void rebuild_memory();
     void rebuild_smooth();
     void set_runs(Id op, std::int32_t change);
 
     const Problem& p_;
     std::int64_t budget_;
+    std::int64_t soft_line_;
     std::int64_t round_ = 0;
     int shift_ = 0;  // excess is counted in units of 2^shift, so that its sum fits 64 bits
     std::vector<std::uint8_t> target_;     // per value
@@ -166,7 +176,7 @@ class Timeline {
     std::vector<Id> slots_;
     Slot num_slots_ = 0;
     std::size_t num_steps_ = 0;
-    std::int64_t cost_ = 0, excess_ = 0;
+    std::int64_t cost_ = 0, excess_ = 0, soft_ = 0;
     std::vector<std::int32_t> runs_;
     std::vector<Id> repeated_;
     std::vector<std::int32_t> repeated_place_;
@@ -192,7 +202,7 @@ class Timeline {
     std::vector<Break> breaks_;
     std::vector<Segment> segments_;
     std::vector<Change> dead_;  // runs that lost their last reader
-    std::int64_t cost_change_ = 0, excess_change_ = 0;
+    std::int64_t cost_change_ = 0, excess_change_ = 0, soft_change_ = 0;
 };
 
 }  // namespace rekindle
