@@ -4,10 +4,12 @@ from difflib import get_close_matches
 
 from rekindle.core import Problem
 from rekindle.errors import SolverUnavailable
+from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 
 SOLVERS: tuple[Solver, ...] = (
+    Auto(),
     Floor(),
     Sqrt(),
     KeepAll(),
