@@ -63,7 +63,7 @@ class Annealer {
         while (result_.moves < options_.max_moves) {
             const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
             for (; result_.moves < stop; ++result_.moves) step();
-            if (options_.stop_within && result_.within) break;
+            if (result_.within && result_.best_cost <= options_.enough) break;
             if (control.expired(host)) break;
             between(control);
         }

@@ -5,8 +5,11 @@ from difflib import get_close_matches
 from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.fastsa import FastSA, Reorder
 
 SOLVERS: tuple[Solver, ...] = (
+    FastSA(),
+    Reorder(),
     Sqrt(),
     Floor(),
     KeepAll(),
