@@ -32,6 +32,9 @@ struct AnnealOptions {
     std::function<double(double, double)> custom;
     double smooth = 0;         // > 0: peak-based objectives see a log-add-exp of that unit (C.2)
     bool reorder_only = false; // no recomputation: only the order changes (B.2)
+    // The budget to meet is lowered step by step, each time below the smallest peak so far, until
+    // `budget` is met: finds small peaks where `budget` itself is far out of reach.
+    bool ratchet = false;
     bool paper_moves = false;  // only the paper's three moves, at random slots
     std::int64_t enough = -1;  // end as soon as a schedule within the budget costs no more
     std::uint64_t seed = 0;

@@ -123,6 +123,7 @@ class Reorder:
             time_limit_s=time_limit_s,
             num_threads=self.num_threads,
             reorder_only=True,
+            ratchet=True,
             enough=bound,
         )
         found: list[Sequence[int]] = [start.ops, keep_all(problem).ops]
