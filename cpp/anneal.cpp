@@ -27,7 +27,8 @@ class Annealer {
           line_(problem, options.budget),
           moves_(problem, line_, random_, options.reorder_only, options.paper_moves) {
         line_.load(drop_dead_runs(p_, start));
-        line_.set_soft(static_cast<std::int64_t>(options.soft * static_cast<double>(options.budget)));
+        if (options.ratchet) line_.set_budget(std::max(options.budget, line_.peak()));
+        soften();
         if (options.smooth > 0) line_.smooth(options.smooth);
         result_.seed = options.seed;
         double cost = 0, size = 0;
@@ -63,7 +64,7 @@ class Annealer {
         while (result_.moves < options_.max_moves) {
             const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
             for (; result_.moves < stop; ++result_.moves) step();
-            if (options_.stop_within && result_.within) break;
+            if (result_.within && result_.best_cost <= options_.enough) break;
             if (control.expired(host)) break;
             between(control);
         }
@@ -139,7 +140,9 @@ class Annealer {
     // --- the best seen --------------------------------------------------------------------------
 
     void notice() {
-        if (line_.excess() == 0) {
+        if (line_.excess() == 0 && line_.budget() > options_.budget) {
+            lower();
+        } else if (line_.excess() == 0) {
             if (!result_.within || line_.cost() < result_.best_cost) {
                 result_.within = true;
                 result_.best_cost = line_.cost();
@@ -155,6 +158,19 @@ class Annealer {
             smallest_ = peak;
             unsaved_smallest_ = true;
         }
+    }
+
+    void lower() {
+        if (unsaved_smallest_) save_smallest();
+        const std::int64_t peak = line_.peak();
+        line_.set_budget(std::max(options_.budget, peak - 1 - (peak >> 8)));
+        soften();
+        if (line_.excess() == 0) notice();
+    }
+
+    void soften() {
+        line_.set_soft(static_cast<std::int64_t>(options_.soft *
+                                                 static_cast<double>(line_.budget())));
     }
 
     // Before the schedule changes: what is best and not yet written down is written down.

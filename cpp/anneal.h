@@ -32,12 +32,15 @@ struct AnnealOptions {
     std::function<double(double, double)> custom;
     double smooth = 0;         // > 0: peak-based objectives see a log-add-exp of that unit (C.2)
     bool reorder_only = false; // no recomputation: only the order changes (B.2)
+    // The budget to meet is lowered step by step, each time below the smallest peak so far, until
+    // `budget` is met: finds small peaks where `budget` itself is far out of reach.
+    bool ratchet = false;
     bool paper_moves = false;  // only the paper's three moves, at random slots
-    bool stop_within = false;  // end as soon as the budget is met
+    std::int64_t enough = -1;  // end as soon as a schedule within the budget costs no more
     std::uint64_t seed = 0;
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
-    double hot = 0.5, cold = 0.02;
+    double hot = 10, cold = 0.02;
     // `area` also feels memory above soft * B, at soft_weight times the price.
     double soft = 0.9, soft_weight = 0.02;
 };

@@ -77,42 +77,72 @@ void Moves::window(Id op, Slot t, Slot& low, Slot& high) const {
     }
 }
 
+// A step whose place is to change, and where it would go: half the time any step, else one that
+// can cross a step above the soft line, where memory counts.
+bool Moves::aim(Slot& from, Slot& low, Slot& high) {
+    if (random_.next() >> 63) {
+        const Slot hot = hot_step();
+        for (int tries = 0; hot != Timeline::none && tries < 8; ++tries) {
+            from = random_near(hot, Timeline::none, line_.num_slots());
+            const Id op = line_.op_at(from);
+            if (op < 0) continue;
+            window(op, from, low, high);
+            if (low >= hot || hot >= high) continue;
+            if (from < hot) low = hot;
+            if (from > hot) high = hot;
+            return true;
+        }
+    }
+    from = random_step();
+    window(line_.op_at(from), from, low, high);
+    return true;
+}
+
+Slot Moves::hot_step() {
+    if (line_.soft() == 0) return Timeline::none;
+    for (int tries = 0; tries < 12; ++tries) {
+        const Slot t = random_.below(line_.num_slots());
+        if (line_.memory_at(t) > line_.soft_line()) return t;
+    }
+    return Timeline::none;
+}
+
 bool Moves::propose_shift() {
-    const Slot from = random_step();
-    const Id op = line_.op_at(from);
-    Slot low, high;
-    window(op, from, low, high);
+    Slot from, low, high;
+    aim(from, low, high);
     Slot to;
     switch (random_.below(4)) {
         case 0: to = line_.free_before(high, low); break;
         case 1: to = line_.free_after(low, high); break;
         default: {
-            const Slot near = random_near(from, low, high);
+            const Slot near = random_near(std::clamp(from, low, high), low, high);
             to = line_.free_before(near + 1, low);
             if (to == Timeline::none) to = line_.free_after(near, high);
         }
     }
     if (to == Timeline::none) return false;
+    const Id op = line_.op_at(from);
     line_.take(from);
     line_.put(op, to);
     return true;
 }
 
 bool Moves::propose_chain() {
-    const Slot from = random_step();
-    const Id op = line_.op_at(from);
-    Slot low, high;
-    window(op, from, low, high);
-    const bool later = random_.next() >> 63;
+    Slot from, low, high;
+    aim(from, low, high);
+    const bool later = low >= from ? true : high <= from ? false : random_.next() >> 63;
     Slot cursor;
     if (later) {
-        if (random_.next() >> 63) high = random_near(from, from, high) + 1;
-        cursor = line_.free_before(high, from);
+        low = std::max(low, from);
+        if (random_.next() >> 63) high = random_near(low, low, high) + 1;
+        cursor = line_.free_before(high, low);
     } else {
-        if (random_.next() >> 63) low = random_near(from, low, from) - 1;
-        cursor = line_.free_after(low, from);
+        high = std::min(high, from);
+        if (random_.next() >> 63) low = random_near(high, low, high) - 1;
+        cursor = line_.free_after(low, high);
     }
     if (cursor == Timeline::none) return false;
+    const Id op = line_.op_at(from);
     line_.take(from);
     line_.put(op, cursor);
     if (later)

@@ -48,6 +48,7 @@ class Timeline {
     std::int64_t soft() const { return soft_; }      // the same above the soft line
     std::int64_t peak() const;
     std::int64_t budget() const { return budget_; }
+    std::int64_t soft_line() const { return soft_line_; }
     Slot num_slots() const { return num_slots_; }
     std::size_t num_steps() const { return num_steps_; }
     Id op_at(Slot t) const { return slots_[static_cast<std::size_t>(t)]; }

@@ -262,7 +262,7 @@ NB_MODULE(_native, m) {
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
            Objective objective, const std::vector<std::uint64_t>& seeds, std::int64_t max_moves,
            double time_limit_s, int num_threads, double hot, double cold, double soft, double soft_weight, double smooth,
-           bool reorder_only, bool paper_moves, bool stop_within,
+           bool reorder_only, bool ratchet, bool paper_moves, std::int64_t enough,
            std::optional<std::function<double(double, double)>> custom) {
             AnnealOptions options;
             options.budget = budget;
@@ -274,8 +274,9 @@ NB_MODULE(_native, m) {
             options.soft_weight = soft_weight;
             options.smooth = smooth;
             options.reorder_only = reorder_only;
+            options.ratchet = ratchet;
             options.paper_moves = paper_moves;
-            options.stop_within = stop_within;
+            options.enough = enough;
             if (custom)
                 options.custom = [&custom](double peak, double cost) {
                     nb::gil_scoped_acquire gil;
@@ -291,8 +292,8 @@ NB_MODULE(_native, m) {
             return std::tuple(std::move(results), std::string(ended));
         },
         "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,
-        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 0.5, "cold"_a = 0.02, "soft"_a = 0.9, "soft_weight"_a = 0.02, "smooth"_a = 0.0,
-        "reorder_only"_a = false, "paper_moves"_a = false, "stop_within"_a = false,
+        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 10.0, "cold"_a = 0.02, "soft"_a = 0.9, "soft_weight"_a = 0.02, "smooth"_a = 0.0,
+        "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "enough"_a = -1,
         "custom"_a = nb::none(),
         "Simulated annealing, one run per seed, from valid schedules; (results, what ended it "
         "early or \"\").");

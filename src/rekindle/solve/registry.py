@@ -7,9 +7,12 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.fastsa import FastSA, Reorder
 
 SOLVERS: tuple[Solver, ...] = (
     Auto(),
+    FastSA(),
+    Reorder(),
     Floor(),
     Sqrt(),
     KeepAll(),
