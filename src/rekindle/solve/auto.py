@@ -183,43 +183,50 @@ class _Search:
             raise KeyboardInterrupt
 
     def _anneal(self) -> None:
-        """Rounds of annealing, longer and longer, alternately from afresh and from the best."""
+        """Rounds of annealing, longer and longer: from afresh, from the incumbent, and from afresh
+        under a tighter limit (a tighter limit sometimes leads to a cheaper schedule)."""
         num_ops = len(self.problem.ops)
-        plain = keep_all(self.problem).ops
+        # Small problems are full of traps and cheap to try: more seeds.
+        num_seeds = self.threads * (4 if num_ops <= 150 else 2 if num_ops <= 500 else 1)
+        moves = max(60_000, 2000 * num_ops)
         rate = 2e5 * self.threads  # moves a second; measured as we go
-        moves = 2000 * num_ops
         stalled = 0
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05 or stalled >= 3:
                 return
-            fits = int(rate * self.left_s / self.threads)
-            afresh = self.best is None or round_ % 2 == 0
-            if fits < 1.6 * moves:
-                moves = max(1000, int(0.95 * fits))  # the last round: all that is left
-                afresh = afresh and self.best is None
-            first = self.best[2].ops if self.best is not None else plain
-            starts = [plain if afresh and k % 2 == 0 else first for k in range(self.threads)]
-            seeds = [self.seed * 1000 + 100 * (round_ + 1) + k for k in range(self.threads)]
-            begun = time.monotonic()
-            results, ended = _native.anneal(
-                self.problem.native, [list(s) for s in starts], self.budget,
-                _native.Objective.area, seeds, moves, self.left_s, self.threads,
-                hot=0.5 if afresh else 0.1,
-            )  # fmt: skip
-            spent = max(1e-3, time.monotonic() - begun)
-            rate = max(1e4, sum(r.moves for r in results) / spent)
+            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _ROUNDS[0]
+            fits = int(rate * self.left_s / num_seeds)
+            if fits < 1.6 * moves:  # the last round takes all that is left
+                moves = max(1000, int(0.95 * fits))
+                kind = _ROUNDS[1] if self.best is not None else kind
             before = self.best[0] if self.best is not None else None
-            for result in results:
-                self.offer(result.best or result.smallest, "annealing")
-            if ended == "interrupt":
-                raise KeyboardInterrupt
+            spent, made = self._round(kind, round_, num_seeds, moves)
+            rate = max(1e4, made / max(1e-3, spent))
             after = self.best[0] if self.best is not None else None
             gained = after is not None and (
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if not afresh or round_ > 2:
+            if round_ >= 2:
                 moves *= 2
+
+    def _round(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
+        """One call of the annealer; the seconds it took and the moves it made."""
+        plain = list(keep_all(self.problem).ops)
+        incumbent = list(self.best[2].ops) if self.best is not None else plain
+        starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
+        begun = time.monotonic()
+        results, ended = _native.anneal(
+            self.problem.native, starts, int(kind.limit * self.budget),
+            _native.Objective.area,
+            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
+            moves, self.left_s, self.threads, hot=kind.hot,
+        )  # fmt: skip
+        for result in results:
+            self.offer(result.best or result.smallest, "annealing")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+        return time.monotonic() - begun, sum(r.moves for r in results)
 
     def _shrink(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
@@ -240,6 +247,16 @@ class _Search:
             notes=notes,
             proven_infeasible=self.infeasible,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    afresh: bool  # half of the seeds start from the plain order, not from the incumbent
+    hot: float  # temperature, in mean op costs
+    limit: float = 1.0  # of the budget
+
+
+_ROUNDS = (_Round(True, 0.5), _Round(False, 0.1), _Round(True, 0.5, 0.96), _Round(False, 0.3))
 
 
 def alike_values(problem: Problem) -> list[int]:
