@@ -7,17 +7,19 @@ disk between runs (`cache`).
 from rekindle.profile.base import OpProfile, Profile, Source
 from rekindle.profile.device import DeviceDescription, device_names, load_device
 from rekindle.profile.signature import OpCall, TensorSpec, signature
-from rekindle.profile.stage import estimate_nodes
+from rekindle.profile.stage import ProfileProgress, estimate_nodes, profile_nodes
 
 __all__ = [
     "DeviceDescription",
     "OpCall",
     "OpProfile",
     "Profile",
+    "ProfileProgress",
     "Source",
     "TensorSpec",
     "device_names",
     "estimate_nodes",
     "load_device",
+    "profile_nodes",
     "signature",
 ]

@@ -47,7 +47,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def load_device(name_or_path: str | Path) -> DeviceDescription:
-    """A shipped description by name, or the (first) table of a TOML file; `FILE.toml:NAME` picks."""
+    """A shipped description by name, or the first table of a TOML file (`FILE.toml:NAME`: that)."""
     text = str(name_or_path)
     shipped = _shipped()
     if text.lower() in shipped:

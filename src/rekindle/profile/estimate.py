@@ -1,8 +1,9 @@
 """Costs without the device: bytes moved and FLOPs over a device description (a roofline).
 
-time = max(FLOPs / (rate x share), bytes / (bandwidth x share)), and at least one launch. FLOPs come
-from `torch.utils.flop_counter` where it has a formula (matrix products, convolutions, attention and
-their backwards); all other ops are counted by the bytes they touch. A view costs the device nothing.
+time = max(FLOPs / (rate x share), bytes / (bandwidth x share)), and at least one launch. FLOPs
+come from `torch.utils.flop_counter` where it has a formula (matrix products, convolutions,
+attention and their backwards); all other ops are counted by the bytes they touch. A view costs the
+device nothing.
 
 Known limits: an estimate does not know which kernel a library picks, nor its scratch memory; the
 few ops whose temporaries follow from their definition are in `_workspace`.

@@ -28,6 +28,7 @@ class TensorSpec:
     storage_bytes: int
     alias: int
     device: str
+    lazy: str = ""  # "conj", "neg": bits that an op resolves by a copy of its own
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -37,7 +38,7 @@ class TensorSpec:
 
     @property
     def itemsize(self) -> int:
-        return self.torch_dtype.itemsize
+        return int(self.torch_dtype.itemsize)
 
     @property
     def numel(self) -> int:
@@ -159,6 +160,7 @@ def spec_of(tensor: torch.Tensor, storages: dict[int, int]) -> TensorSpec:
         storage_bytes=int(storage.nbytes()),
         alias=alias,
         device=tensor.device.type,
+        lazy=("conj" if tensor.is_conj() else "") + ("neg" if tensor.is_neg() else ""),
     )
 
 
@@ -202,7 +204,7 @@ def _record(value: Any) -> Any:
     """A constant or a spec as JSON data in which different values are never equal."""
     if isinstance(value, TensorSpec):
         fields = (value.dtype, value.shape, value.stride, value.offset, value.storage_bytes)
-        return {"tensor": [*fields, value.alias, value.device]}
+        return {"tensor": [*fields, value.alias, value.device, value.lazy]}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -1,0 +1,294 @@
+"""Each distinct op run alone on its device: time, temporary memory, or why it could not be run.
+
+A bench knows one kind of device. `CpuBench` takes time from the monotonic clock and memory from the
+profiler's allocator events; `CudaBench` takes time from CUDA events and memory from the caching
+allocator's statistics. On a GPU the launches of one batch are queued behind a kernel that keeps the
+device busy, so two times come apart: what the host needs to issue an op and what the device needs
+to work it off. An op in a stream of others costs the larger one, never its isolated latency.
+
+Ops run one at a time: inputs are made, the op is measured, all is freed. Profiling needs no more
+memory than the largest op (and 48 MiB on a GPU).
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import profiler
+
+from rekindle.profile.base import OpProfile, Source
+from rekindle.profile.blocks import Blocks, blocks_of
+from rekindle.profile.estimate import output_blocks
+from rekindle.profile.inputs import input_bytes, make_inputs
+from rekindle.profile.signature import OpCall
+
+Thunk = Callable[[], Any]
+
+
+class DoesNotFit(Exception):
+    """The op alone needs more memory than the device has free."""
+
+
+class DeviceLost(Exception):
+    """The device does not answer any more; nothing else can be measured on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    device_ns: int
+    host_ns: int
+
+
+class Bench(Protocol):
+    """How one kind of device is measured."""
+
+    device: torch.device
+
+    def workspace_bytes(self, run: Thunk) -> int: ...
+    def timing(self, run: Thunk) -> Timing: ...
+    def free_bytes(self) -> int: ...
+    def is_alive(self) -> bool: ...
+    def release(self) -> None: ...
+
+
+def bench_for(device: torch.device) -> Bench:
+    return CudaBench(device) if device.type == "cuda" else CpuBench()
+
+
+def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile:
+    """The numbers of one op. Raises DoesNotFit, DeviceLost, or the op's own error."""
+    blocks = blocks_of(bench.device.type)
+    _refuse_if_too_large(call, bench, blocks)
+    try:
+        args, kwargs = make_inputs(call, bench.device, generator)
+
+        def run() -> Any:
+            return call.target(*args, **kwargs)
+
+        run()  # loads kernels, picks algorithms, makes library handles
+        workspace = bench.workspace_bytes(run)
+        timing = bench.timing(run)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            bench.release()
+            raise DoesNotFit(str(error).splitlines()[0]) from None
+        if not bench.is_alive():
+            raise DeviceLost(str(error).splitlines()[0]) from None
+        raise
+    outputs = output_blocks(call, blocks)
+    device_ns = 0 if call.is_view else timing.device_ns
+    return OpProfile(
+        cost_ns=max(device_ns, 0 if call.is_view else timing.host_ns),
+        workspace_bytes=0 if call.is_view else workspace,
+        output_bytes=outputs,
+        source=Source.MEASURED,
+        device_ns=device_ns,
+        host_ns=timing.host_ns,
+    )
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast, and the user's random streams as they were, whatever runs."""
+    devices = [device] if device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+class CpuBench:
+    """The monotonic clock and the profiler's allocator events."""
+
+    def __init__(self, batch_s: float = 2e-3, num_batches: int = 5, limit_s: float = 0.5) -> None:
+        self.device = torch.device("cpu")
+        self._batch_s, self._num_batches, self._limit_s = batch_s, num_batches, limit_s
+
+    def workspace_bytes(self, run: Thunk) -> int:
+        result: list[Any] = []
+        deltas = allocator_deltas(lambda: result.append(run()))
+        return max(0, peak_of(deltas) - sum(deltas))
+
+    def timing(self, run: Thunk) -> Timing:
+        started = time.perf_counter_ns()
+        run()
+        once_ns = max(1, time.perf_counter_ns() - started)
+        repeats = max(1, min(200, int(self._batch_s * 1e9 / once_ns)))
+        samples: list[float] = []
+        deadline = started + int(self._limit_s * 1e9)
+        while len(samples) < self._num_batches:
+            begin = time.perf_counter_ns()
+            for _ in range(repeats):
+                run()
+            end = time.perf_counter_ns()
+            samples.append((end - begin) / repeats)
+            if end > deadline and len(samples) >= 2:
+                break
+        per_op = max(1, round(statistics.median(samples)))
+        return Timing(device_ns=per_op, host_ns=per_op)
+
+    def free_bytes(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def is_alive(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class CudaBench:
+    """CUDA events and the caching allocator's statistics."""
+
+    _BLOCKER = 2048  # a float32 product of this size keeps a GPU busy for about 0.3 ms
+
+    def __init__(self, device: torch.device, batch_s: float = 2e-3, num_batches: int = 3) -> None:
+        self.device = device
+        self._batch_s, self._num_batches = batch_s, num_batches
+        self._left = torch.ones(self._BLOCKER, self._BLOCKER, device=device)
+        self._out = torch.empty_like(self._left)
+        self._block_ns = 0.0
+        self._block_ns = self._time_blocker()
+
+    def workspace_bytes(self, run: Thunk) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # new segments: blocks then follow from the request alone
+        base = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        result = run()
+        peak = torch.cuda.max_memory_allocated(self.device)
+        after = torch.cuda.memory_allocated(self.device)
+        del result
+        return max(0, peak - max(base, after))
+
+    def timing(self, run: Thunk) -> Timing:
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter_ns()
+        run()
+        host_ns = time.perf_counter_ns() - begin
+        torch.cuda.synchronize(self.device)
+        once_ns = max(1, time.perf_counter_ns() - begin)
+        repeats = max(3, min(50, int(self._batch_s * 1e9 / once_ns)))
+        samples = [self._batch(run, repeats, host_ns) for _ in range(self._num_batches)]
+        return Timing(
+            device_ns=max(1, round(statistics.median(d for d, _ in samples))),
+            host_ns=max(1, round(statistics.median(h for _, h in samples))),
+        )
+
+    def _batch(self, run: Thunk, repeats: int, host_ns: int) -> tuple[float, float]:
+        """Per op: nanoseconds of the device, and of the host that issues it."""
+        # Long enough that all launches are queued before the first can start.
+        num_blockers = min(40, 2 + int(1.5 * repeats * host_ns / self._block_ns))
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(num_blockers):
+            torch.mm(self._left, self._left, out=self._out)
+        start.record()
+        begin = time.perf_counter_ns()
+        for _ in range(repeats):
+            run()
+        issued = time.perf_counter_ns() - begin
+        stop.record()
+        torch.cuda.synchronize(self.device)
+        return 1e6 * start.elapsed_time(stop) / repeats, issued / repeats
+
+    def _time_blocker(self) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for event in (start, stop):
+            for _ in range(5):
+                torch.mm(self._left, self._left, out=self._out)
+            event.record()
+        torch.cuda.synchronize(self.device)
+        return max(1e4, 1e6 * start.elapsed_time(stop) / 5)
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        return free + reserved - torch.cuda.memory_allocated(self.device)
+
+    def is_alive(self) -> bool:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return False
+        return True
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+def allocator_deltas(fn: Thunk) -> list[int]:
+    """The CPU allocator's events while `fn` runs, in order: bytes taken (+) and given back (-)."""
+    session = profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    )
+    with _without_profiler_log():
+        session.start()
+    try:
+        fn()
+    finally:
+        with _without_profiler_log():
+            session.stop()
+    results = session.profiler.kineto_results
+    events = [e for e in results.events() if e.name() == "[memory]"]
+    events = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU]
+    events.sort(key=lambda e: e.start_ns())
+    return [e.nbytes() for e in events]
+
+
+@contextmanager
+def _without_profiler_log() -> Iterator[None]:
+    """The profiler library writes its own state changes to stderr, past Python and past its log
+    level (lines "USDT:..." and "STAGE:..."); those are dropped, anything else passes on."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # no stderr at all
+        yield
+        return
+    try:
+        with tempfile.TemporaryFile() as caught:
+            os.dup2(caught.fileno(), 2)
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+            caught.seek(0)
+            rest = [line for line in caught if not line.startswith((b"USDT:", b"STAGE:"))]
+            if rest:
+                os.write(2, b"".join(rest))
+    finally:
+        os.close(kept)
+
+
+def peak_of(deltas: list[int]) -> int:
+    """The highest level above the start."""
+    level = peak = 0
+    for delta in deltas:
+        level += delta
+        peak = max(peak, level)
+    return peak
+
+
+def _refuse_if_too_large(call: OpCall, bench: Bench, blocks: Blocks) -> None:
+    need = input_bytes(call) + sum(output_blocks(call, blocks))
+    free = bench.free_bytes()
+    if need > free:
+        raise DoesNotFit(
+            f"its inputs and outputs take {need:,} bytes and the device has {free:,} free"
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
