@@ -18,7 +18,7 @@ from torch.utils import flop_counter
 from rekindle.profile.base import OpProfile, Source
 from rekindle.profile.blocks import Blocks, CpuBlocks, CudaBlocks
 from rekindle.profile.device import DeviceDescription
-from rekindle.profile.signature import OpCall, TensorSpec, map_specs
+from rekindle.profile.signature import OpCall, TensorSpec, map_specs, packet_of
 
 # Reads as much of its first input as it writes, not all of it: rows picked by an index.
 _GATHERS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take"}
@@ -87,7 +87,7 @@ def flops(call: OpCall) -> int | None:
 
 def moved_bytes(call: OpCall) -> int:
     """Bytes read and written, each distinct one once."""
-    packet = _packet(call)
+    packet = packet_of(call)
     written = sum(o.touched_bytes for o in call.outputs if o is not None and call.is_new(o))
     read: dict[int, int] = {}
     for spec in call.inputs:
@@ -103,7 +103,7 @@ def moved_bytes(call: OpCall) -> int:
 
 
 def _device_ns(call: OpCall, device: DeviceDescription) -> int:
-    if _packet(call) in _NO_DEVICE_WORK:
+    if packet_of(call) in _NO_DEVICE_WORK:
         return 0
     memory_s = moved_bytes(call) / (device.bandwidth * device.share("memory"))
     count = flops(call)
@@ -115,7 +115,7 @@ def _device_ns(call: OpCall, device: DeviceDescription) -> int:
 
 
 def _kind(call: OpCall) -> str:
-    packet = _packet(call)
+    packet = packet_of(call)
     if "conv" in packet:
         return "convolution"
     return "attention" if "attention" in packet else "matmul"
@@ -134,7 +134,7 @@ def _rate_key(call: OpCall, kind: str, device: DeviceDescription) -> str:
 
 def _workspace(call: OpCall) -> int:
     """Temporaries that follow from the op's definition, in bytes."""
-    packet = _packet(call)
+    packet = packet_of(call)
     specs = call.inputs
     if packet in ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"):
         # A product reads operands whose rows or columns are contiguous; others are copied first.
@@ -157,7 +157,7 @@ def _is_matrix_like(spec: TensorSpec) -> bool:
 
 def _formula(call: OpCall) -> Any:
     registry = flop_counter.flop_registry
-    same = _SAME_FLOPS.get(_packet(call))
+    same = _SAME_FLOPS.get(packet_of(call))
     if same is not None:
         packet = getattr(torch.ops.aten, same)
     else:
@@ -166,11 +166,6 @@ def _formula(call: OpCall) -> Any:
         return registry.get(packet)
     except TypeError:  # an unhashable target
         return None
-
-
-def _packet(call: OpCall) -> str:
-    """ "aten.mm" of "aten.mm.default"."""
-    return call.name.rpartition(".")[0] if hasattr(call.target, "overloadpacket") else call.name
 
 
 def _getitem(call: OpCall) -> bool:

@@ -8,15 +8,38 @@ random streams are not touched.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rekindle.profile.signature import OpCall, TensorSpec, map_specs
+from rekindle.profile.signature import OpCall, TensorSpec, map_specs, packet_of
 
 _POSITIVE = {"running_var", "save_invstd", "save_var", "var", "rstd", "invstd", "logsumexp", "std"}
-_ZERO = {"philox_seed", "philox_offset", "rng_state", "unused", "attn_bias", "found_inf"}
+_ZERO = {
+    "philox_seed",
+    "philox_offset",
+    "rng_state",
+    "unused",
+    "attn_bias",
+    "found_inf",
+    "reserve",
+    "reserveSpace",
+}
 _MASKS = {"attn_mask", "mask"}
+_PROBABILITIES = {
+    "aten.bernoulli",
+    "aten.binary_cross_entropy",
+    "aten.binary_cross_entropy_backward",
+    "aten.multinomial",
+    "aten.poisson",
+}
+# Their inputs hold a library's own records, of which random bytes can crash the process.
+_OPAQUE = {
+    "aten.mkldnn_rnn_layer_backward",
+    "aten._cudnn_rnn_backward",
+    "aten.miopen_rnn_backward",
+}
 
 # Op packet -> (argument name that holds indices, how many values they may take).
 _Limit = Callable[[dict[str, Any]], int]
@@ -89,6 +112,8 @@ def make_inputs(
     call: OpCall, device: torch.device, generator: torch.Generator
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the call with tensors that have its shapes, strides and sharing of storage."""
+    if packet_of(call) in _OPAQUE:
+        raise ValueError("it takes a state that only its forward op can make")
     roles = _roles(call)
     extents = _extents(call)
     storages: dict[int, torch.Tensor] = {}
@@ -126,28 +151,29 @@ def input_bytes(call: OpCall) -> int:
     return sum(count for _, count in _extents(call).values())
 
 
+@dataclass(frozen=True, slots=True)
 class _Role:
-    __slots__ = ("limit", "positive", "visible", "zero")
+    """What the values of an argument must be like."""
 
-    def __init__(
-        self,
-        limit: int = 2,
-        positive: bool = False,
-        zero: bool = False,
-        visible: bool = False,
-    ) -> None:
-        self.limit, self.positive, self.zero, self.visible = limit, positive, zero, visible
+    limit: int = 2  # of integers, exclusive
+    positive: bool = False
+    zero: bool = False
+    visible: bool = False  # a mask that hides no whole row
+    unit: bool = False  # between 0 and 1
 
 
 def _roles(call: OpCall) -> dict[int, _Role]:
     """By identity of the spec: what its values must be like."""
     given = _named_arguments(call)
-    packet = call.name.rpartition(".")[0]
+    packet = packet_of(call)
     roles: dict[int, _Role] = {}
     for name, value in given.items():
         if isinstance(value, TensorSpec):
             roles[id(value)] = _Role(
-                positive=name in _POSITIVE, zero=name in _ZERO, visible=name in _MASKS
+                positive=name in _POSITIVE,
+                zero=name in _ZERO,
+                visible=name in _MASKS,
+                unit=packet in _PROBABILITIES,
             )
     if packet in _INDICES:
         name, limit = _INDICES[packet]
@@ -208,7 +234,7 @@ def _fill(flat: torch.Tensor, role: _Role, generator: torch.Generator) -> None:
     elif flat.dtype.is_complex:
         torch.view_as_real(flat).uniform_(-1.0, 1.0, generator=generator)
     elif flat.dtype.is_floating_point:
-        low, high = (0.5, 1.5) if role.positive else (-1.0, 1.0)
+        low, high = (0.5, 1.5) if role.positive else (0.1, 0.9) if role.unit else (-1.0, 1.0)
         if flat.dtype.itemsize == 1:  # float8 has no random fill of its own
             flat.view(torch.uint8).random_(0, 64, generator=generator)
         else:

@@ -168,7 +168,7 @@ class CudaBench:
         peak = torch.cuda.max_memory_allocated(self.device)
         after = torch.cuda.memory_allocated(self.device)
         del result
-        return max(0, peak - max(base, after))
+        return max(0, int(peak) - max(int(base), int(after)))
 
     def timing(self, run: Thunk) -> Timing:
         torch.cuda.synchronize(self.device)
@@ -207,12 +207,12 @@ class CudaBench:
                 torch.mm(self._left, self._left, out=self._out)
             event.record()
         torch.cuda.synchronize(self.device)
-        return max(1e4, 1e6 * start.elapsed_time(stop) / 5)
+        return max(1e4, 1e6 * float(start.elapsed_time(stop)) / 5)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device)
-        return free + reserved - torch.cuda.memory_allocated(self.device)
+        return int(free + reserved - torch.cuda.memory_allocated(self.device))
 
     def is_alive(self) -> bool:
         try:

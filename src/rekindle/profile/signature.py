@@ -121,6 +121,11 @@ def target_name(target: Any) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
+def packet_of(call: OpCall) -> str:
+    """ "aten.mm" of "aten.mm.default"; the whole name of anything else."""
+    return call.name.rpartition(".")[0] if hasattr(call.target, "overloadpacket") else call.name
+
+
 def writes_inputs(target: Any) -> bool:
     """The op changes one of its arguments."""
     schema = getattr(target, "_schema", None)
