@@ -70,8 +70,8 @@ def capture(
     """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
 
     Under `torch.no_grad()` the forward alone. `tangents` says which outputs get a gradient and in
-    which layout; by default the loss where there is one (a scalar output), else the first output
-    that requires grad.
+    which layout; by default the loss where there is one (a scalar output), else every output that
+    requires grad.
     """
     kwargs = dict(kwargs or {})
     tensors, structure = split((tuple(args), kwargs))
@@ -213,11 +213,8 @@ def _default_tangents(out: Any, tensors: Sequence[torch.Tensor]) -> tuple[Tangen
         raise CaptureError("no output of the model is computed from what requires grad")
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     scalars = [i for i in able if tensors[i].dim() == 0]
-    chosen = scalars[0] if scalars else able[0]
-    for i in able:
-        if tensors[i] is named:
-            chosen = i
-    return (Tangent(chosen, dense_stride(tensors[chosen])),)
+    losses = [i for i in able if tensors[i] is named] or scalars[:1]
+    return tuple(Tangent(i, dense_stride(tensors[i])) for i in losses or able)
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -383,7 +383,6 @@ class _Analysis:
         else:
             outputs = [state_ids[s, self.state[s]] for s in self._final_storages()]
             held = [state_ids[item] for item in self.out_states.items()]
-            outputs += [state_ids[s, 0] for s in self._root_tangents()]
         return Program(
             joint=self.joint,
             values=tuple(values),
@@ -393,12 +392,6 @@ class _Analysis:
             roots={s: tuple(nodes) for s, nodes in self.roots.items()},
             base=self.base,
         )
-
-    def _root_tangents(self) -> Iterable[int]:
-        """The ones that `loss.backward()` makes for a scalar live until it returns."""
-        for tangent, storage in zip(self.joint.tangents, self.tangents, strict=True):
-            if self.joint.outputs[tangent.output].meta["val"].dim() == 0:
-                yield storage
 
     def _op_of_sequence(self) -> dict[int, int]:
         found: dict[int, int] = {}

@@ -19,7 +19,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph
 from rekindle.lower.emit import Lowered
-from rekindle.torch_compat import backward_keeps_graph, below_autograd, without_autocast
+from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 
 
 class Step:
@@ -47,6 +47,17 @@ class Runner:
             for n in joint.graph.nodes
             if n.op == "placeholder" and n.meta["source"].kind != "tangent"
         )
+        offset = len(joint.parameters)
+        self.origins = [
+            (0, s.index)
+            if s.kind == "parameter"
+            else (0, offset + s.index)
+            if s.kind == "buffer"
+            else (1, s.index)
+            if s.kind == "input"
+            else (2, s.index)
+            for s in (n.meta["source"] for n in self.placeholders)
+        ]
         position = {n: i for i, n in enumerate(self.placeholders)}
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
@@ -64,6 +75,37 @@ class Runner:
             for positions in self.stretch_positions
         ]
 
+    def gather(
+        self, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Parameters and buffers, arguments and constants, as `placeholders` counts them."""
+        return [
+            state[i] if kind == 0 else tensors[i] if kind == 1 else self.joint.constants[i]
+            for kind, i in self.origins
+        ]
+
+    def broken_assumption(
+        self, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> str | None:
+        """None, or which answer that Python got from the data at capture would differ now."""
+        return None
+
+    def all_outputs(self, outs: list[Any], residents: Sequence[torch.Tensor]) -> list[Any]:
+        """Per output tensor of the model; one that shows an argument is made by eager itself."""
+        if len(outs) == len(self.joint.outputs):
+            return outs
+        found = dict(zip(self.internal, outs, strict=True))
+        return [
+            found[i] if i in found else self._shown(node, residents)
+            for i, node in enumerate(self.joint.outputs)
+        ]
+
+    def _shown(self, node: fx.Node, residents: Sequence[torch.Tensor]) -> Any:
+        if node.op == "placeholder":
+            return residents[self.placeholders.index(node)]
+        args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
+        return node.target(*args, **node.kwargs)  # type: ignore[operator]
+
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
@@ -80,7 +122,7 @@ class Runner:
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
         args = [residents[p] for p in self.forward_positions]
-        with below_autograd(), without_autocast():
+        with eager_kernels():
             made = self.lowered.forward(args)
         num = len(self.internal)
         step.saved = made[num:]
@@ -105,7 +147,7 @@ class Runner:
             if residents[p]._version != version:
                 raise self._changed(p, residents[p], version)
         args += [residents[p] for p in self.stretch_positions[index]]
-        with below_autograd(), without_autocast():
+        with eager_kernels():
             made = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
