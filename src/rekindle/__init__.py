@@ -15,6 +15,7 @@ from rekindle.errors import (
 
 if TYPE_CHECKING:
     from rekindle.api import Plan, plan, rematerialize
+    from rekindle.profile import measure_step as measure
 
 __all__ = [
     "BudgetInfeasible",
@@ -26,11 +27,17 @@ __all__ = [
     "PlanMismatch",
     "RekindleError",
     "SolverUnavailable",
+    "measure",
     "plan",
     "rematerialize",
 ]
 
-_LAZY = {"Plan": "rekindle.api", "plan": "rekindle.api", "rematerialize": "rekindle.api"}
+_LAZY = {
+    "Plan": ("rekindle.api", "Plan"),
+    "measure": ("rekindle.profile", "measure_step"),
+    "plan": ("rekindle.api", "plan"),
+    "rematerialize": ("rekindle.api", "rematerialize"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -38,5 +45,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        module, own_name = _LAZY[name]
+        return getattr(importlib.import_module(module), own_name)
     raise AttributeError(f"module 'rekindle' has no attribute {name!r}")

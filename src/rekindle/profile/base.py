@@ -49,6 +49,7 @@ class Profile:
     """Numbers for every node of a graph, by node name."""
 
     device: str  # the device's own name, or that of its description
+    kind: str  # "cuda" or "cpu": whose allocator counts
     names: tuple[str, ...]  # of the nodes, in graph order
     which: tuple[int, ...]  # per node: position in `ops`
     ops: tuple[OpProfile, ...]  # one per distinct signature

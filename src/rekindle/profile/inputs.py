@@ -34,12 +34,18 @@ _PROBABILITIES = {
     "aten.multinomial",
     "aten.poisson",
 }
-# Their inputs hold a library's own records, of which random bytes can crash the process.
-_OPAQUE = {
-    "aten.mkldnn_rnn_layer_backward",
-    "aten._cudnn_rnn_backward",
-    "aten.miopen_rnn_backward",
+# Some inputs hold a library's own records, of which random bytes can crash the process. They are
+# made by running the forward op: backward packet -> (forward op, {argument: forward output}).
+_FROM_FORWARD: dict[str, tuple[str, dict[str, int]]] = {
+    "aten.mkldnn_rnn_layer_backward": (
+        "mkldnn_rnn_layer",
+        {"output": 0, "hy_": 1, "cy_": 2, "workspace": 3},
+    ),
+    "aten._cudnn_rnn_backward": ("_cudnn_rnn", {"output": 0, "reserve": 3}),
 }
+_OTHER_NAMES = {"cx_": "cx_tmp", "weight0": "weight1", "weight1": "weight2"}
+_OTHER_NAMES |= {"weight2": "weight3", "weight3": "weight4"}  # of one forward argument in backward
+
 
 # Op packet -> (argument name that holds indices, how many values they may take).
 _Limit = Callable[[dict[str, Any]], int]
@@ -112,8 +118,6 @@ def make_inputs(
     call: OpCall, device: torch.device, generator: torch.Generator
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the call with tensors that have its shapes, strides and sharing of storage."""
-    if packet_of(call) in _OPAQUE:
-        raise ValueError("it takes a state that only its forward op can make")
     roles = _roles(call)
     extents = _extents(call)
     storages: dict[int, torch.Tensor] = {}
@@ -143,7 +147,22 @@ def make_inputs(
 
     args = tuple(on_device(a) for a in map_specs(call.args, build))
     kwargs = {k: on_device(v) for k, v in map_specs(call.kwargs, build).items()}
+    if packet_of(call) in _FROM_FORWARD:
+        args = _with_forward_state(call, args)
     return args, kwargs
+
+
+def _with_forward_state(call: OpCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a backward op with the records that its forward op makes of the others."""
+    forward_name, made = _FROM_FORWARD[packet_of(call)]
+    forward = getattr(torch.ops.aten, forward_name).default
+    names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[attr-defined]
+    given = dict(zip(names, args, strict=False))
+    rename = _OTHER_NAMES if forward_name == "mkldnn_rnn_layer" else {}
+    outputs = forward(*(given[rename.get(a.name, a.name)] for a in forward._schema.arguments))
+    return tuple(
+        outputs[made[name]] if name in made else arg for name, arg in zip(names, args, strict=False)
+    )
 
 
 def input_bytes(call: OpCall) -> int:

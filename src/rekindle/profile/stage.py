@@ -38,7 +38,7 @@ class ProfileProgress:
     expected_s: float  # of the whole, known before the first op runs
 
 
-Listener = Callable[[ProfileProgress], None]
+ProfileListener = Callable[[ProfileProgress], None]
 
 
 def profile_nodes(
@@ -48,7 +48,7 @@ def profile_nodes(
     how: Literal["measure", "estimate"] = "measure",
     description: DeviceDescription | None = None,
     cache: bool = True,
-    on_progress: Listener | None = None,
+    on_progress: ProfileListener | None = None,
 ) -> Profile:
     """Numbers for every call_function node, measured on `device` or estimated.
 
@@ -75,7 +75,8 @@ def profile_nodes(
             )
     found = [op for op in ops if op is not None]
     wall_s = time.perf_counter() - start
-    return assemble(device_name(where), names, which, calls, found, wall_s)
+    name = device_name(where)
+    return assemble(name, where.type, names, which, calls, found, wall_s)
 
 
 def estimate_nodes(nodes: Iterable[fx.Node], device: DeviceDescription) -> Profile:
@@ -133,6 +134,7 @@ def stream_ns(ops: Iterable[OpProfile]) -> int:
 
 def assemble(
     device: str,
+    kind: str,
     names: list[str],
     which: list[int],
     calls: list[OpCall],
@@ -141,20 +143,19 @@ def assemble(
 ) -> Profile:
     return Profile(
         device=device,
+        kind=kind,
         names=tuple(names),
         which=tuple(which),
-        ops=tuple(_with_stream_costs(which, calls, ops)),
+        ops=tuple(_with_stream_costs(kind, which, ops)),
         targets=tuple(call.name for call in calls),
         wall_s=wall_s,
     )
 
 
-def _with_stream_costs(
-    which: list[int], calls: list[OpCall], ops: list[OpProfile]
-) -> list[OpProfile]:
+def _with_stream_costs(kind: str, which: list[int], ops: list[OpProfile]) -> list[OpProfile]:
     """Costs whose sum over the graph is the time of its stream."""
-    if all(call.device == "cpu" for call in calls):
-        # The host is the device: an op costs its time, a view what the call takes.
+    if kind == "cpu":
+        # The host is the device: an op costs its time, and so does a view.
         return [dataclasses.replace(op, cost_ns=max(op.device_ns, op.host_ns)) for op in ops]
     work = sum(ops[i].device_ns for i in which)
     excess = sum(max(0, ops[i].host_ns - ops[i].device_ns) for i in which)
@@ -172,11 +173,12 @@ def _estimated(
 ) -> Profile:
     start = time.perf_counter()
     ops = [estimate(call, device) for call in calls]
-    return assemble(device.name, names, which, calls, ops, time.perf_counter() - start)
+    wall_s = time.perf_counter() - start
+    return assemble(device.name, device.kind, names, which, calls, ops, wall_s)
 
 
 def _measure_all(
-    calls: Sequence[OpCall], device: torch.device, on_progress: Listener | None
+    calls: Sequence[OpCall], device: torch.device, on_progress: ProfileListener | None
 ) -> list[OpProfile]:
     description = describe(device)
     start = time.perf_counter()

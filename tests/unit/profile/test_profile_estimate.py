@@ -69,10 +69,10 @@ def test_attention_and_convolution_have_formulas(backward):
     assert flops(convolution) == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3) * (2 if backward else 1)
 
 
-@pytest.mark.parametrize("device", device_names())
-def test_every_op_of_the_models_has_an_estimate(device):
+@pytest.mark.parametrize("name", device_names())
+def test_every_op_of_the_models_has_an_estimate(name):
     for graph in model_graphs().values():
-        profile = estimate_nodes(graph.nodes, load_device(device))
+        profile = estimate_nodes(graph.nodes, load_device(name))
         assert len(profile) == sum(n.op == "call_function" for n in graph.nodes)
         assert all(op.cost_ns >= 0 and op.workspace_bytes >= 0 for _, op in profile.items())
         assert sum(op.cost_ns for _, op in profile.items()) > 0
