@@ -7,13 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# Every run tests the same cases, so a red run can be repeated; HYPOTHESIS_PROFILE=explore looks
-# for new ones.
-settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+# Two workers with two threads each on two cores only get in each other's way; and one thread makes
+# CPU results independent of how work was split.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+if importlib.util.find_spec("hypothesis") is not None:  # a GPU machine may have torch alone
+    from hypothesis import settings
+
+    # Every run tests the same cases, so a red run can be repeated; HYPOTHESIS_PROFILE=explore
+    # looks for new ones.
+    settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+    settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 INSTANCES = Path(__file__).parent / "instances"
 
@@ -61,3 +68,29 @@ class TorchvisionOnCpu:
 
 
 sys.meta_path.insert(0, TorchvisionOnCpu())
+
+
+def _devices() -> list[str]:
+    import torch
+
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", _devices(), indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest):
+    """Each device of this machine in turn; deterministic kernels where a GPU has them."""
+    import torch
+
+    if request.param == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        yield torch.device("cuda", torch.cuda.current_device())
+        torch.use_deterministic_algorithms(False)
+    else:
+        yield torch.device("cpu")
