@@ -74,7 +74,9 @@ def wrap_blocks(load: Workload, selective: bool) -> None:
         block.forward = functools.partial(checkpoint, inner, use_reentrant=False, **more)
 
 
-def prepare(load: Workload, method: str, known: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def prepare(
+    load: Workload, method: str, known: dict[str, Any], limit_s: float
+) -> tuple[Any, dict[str, Any]]:
     """The model as the method wants it, and what to note about it."""
     name, _, setting = method.partition("@")
     match name:
@@ -92,11 +94,13 @@ def prepare(load: Workload, method: str, known: dict[str, Any]) -> tuple[Any, di
             torch._functorch.config.activation_memory_budget = float(setting)
             return torch.compile(load.model), {}
         case "rekindle":
-            return prepare_rekindle(load, setting, known)
+            return prepare_rekindle(load, setting, known, limit_s)
     raise SystemExit(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
 
 
-def prepare_rekindle(load: Workload, setting: str, known: dict[str, Any]) -> tuple[Any, dict]:
+def prepare_rekindle(
+    load: Workload, setting: str, known: dict[str, Any], limit_s: float
+) -> tuple[Any, dict[str, Any]]:
     import rekindle
 
     budget: float | int
@@ -110,7 +114,7 @@ def prepare_rekindle(load: Workload, setting: str, known: dict[str, Any]) -> tup
     start = time.perf_counter()
     managed = rekindle.rematerialize(
         load.model, args=load.args, kwargs=load.kwargs, budget=budget, profile="measure",
-        time_limit_s=20,
+        time_limit_s=limit_s,
     )  # fmt: skip
     plan = managed.plan
     return managed, {
@@ -194,7 +198,7 @@ def run_case(
         plain = seeded(load.model)
         result["eager_to_itself"] = distance(plain, seeded(load.model))
     start = time.perf_counter()
-    model, notes = prepare(load, method, known)
+    model, notes = prepare(load, method, known, args.plan_limit)
     result |= notes
     if method.startswith("rekindle"):
         result["gradient_error"] = distance(plain, seeded(model))
@@ -267,6 +271,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--plan-limit", type=float, default=20.0, help="seconds for the solver")
     parser.add_argument("--isolate", action="store_true", help="one process per case")
     parser.add_argument("--here", action="store_true", help="run in this process")
     parser.add_argument("--table", action="store_true")
@@ -290,7 +295,7 @@ def main() -> None:
             command = [
                 sys.executable, __file__, "--here", "--models", name,
                 "--methods", ",".join(group), "--device", args.device,
-                "--repeats", str(args.repeats), "--results", str(args.results),
+                "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit), "--results", str(args.results),
             ]  # fmt: skip
             subprocess.run([*command, *(["--small"] if args.small else [])], check=False)
 
