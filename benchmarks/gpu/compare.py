@@ -295,7 +295,8 @@ def main() -> None:
             command = [
                 sys.executable, __file__, "--here", "--models", name,
                 "--methods", ",".join(group), "--device", args.device,
-                "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit), "--results", str(args.results),
+                "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit),
+                "--results", str(args.results),
             ]  # fmt: skip
             subprocess.run([*command, *(["--small"] if args.small else [])], check=False)
 
