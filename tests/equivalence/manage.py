@@ -40,7 +40,7 @@ def example_of(
 def assert_trains_alike(
     make: Callable[[], Example], schedule: str, device: torch.device, **options: Any
 ) -> tuple[nn.Module, Record]:
-    """Three steps, eager and managed, equal to the bit. `make` builds the same example each time."""
+    """Three steps, eager and managed, equal to the bit. `make` builds the example anew."""
     expected = train(make())
     again = train(make()) if device.type == "cuda" else None
     example = make()
