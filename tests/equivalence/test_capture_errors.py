@@ -130,7 +130,7 @@ def test_an_input_on_another_device_than_the_model() -> None:
 def test_an_error_of_the_model_itself_is_shown() -> None:
     """A model that does not run at all is the user's bug: its own message must come through."""
     model = nn.Linear(8, 8)
-    with pytest.raises((RekindleError, RuntimeError), match="cannot be multiplied"):
+    with pytest.raises((RekindleError, RuntimeError), match=r"cannot be multiplied|reduction dim"):
         rekindle.rematerialize(model, (torch.randn(4, 5),), budget=0.5)
 
 

@@ -46,12 +46,14 @@ def perceptron(device: torch.device, dtype: torch.dtype = torch.float32) -> Exam
 
 @EVERY_SCHEDULE
 def test_autocast(schedule: str, device: torch.device) -> None:
-    def run(example: Example, manage_it: bool):
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            call = manage(example, schedule) if manage_it else example.model
-            return train(example, call)
+    def autocast() -> torch.autocast:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
 
-    assert_same(run(convolutions(device), False), run(convolutions(device), True))
+    expected = train(convolutions(device), around=autocast)
+    example = convolutions(device)
+    with autocast():
+        managed = manage(example, schedule)
+    assert_same(expected, train(example, managed, around=autocast))
 
 
 @EVERY_SCHEDULE
