@@ -107,7 +107,12 @@ def rematerialize(
     """The same model, whose step never needs more than the budget."""
     options = Options(budget, solver, time_limit_s, seed, profile, loss_fn, schedule)
     first = make_plan(options, model, args, kwargs or {})
-    manager = Manager(on_miss, functools.partial(make_plan, options), loss_fn)
+    manager = Manager(
+        on_miss,
+        functools.partial(make_plan, options),
+        functools.partial(plan_joint, options),
+        loss_fn,
+    )
     manager.add(model, first, args, kwargs or {})
     return manage(model, manager, inplace)
 

@@ -20,7 +20,7 @@ class Cost:
 
 def costs_of(joint: JointGraph, how: str) -> dict[str, Cost]:
     del how
-    return {n.name: _estimate(n) for n in joint.graph.nodes if n.op == "call_function"}
+    return {n.name: _estimate(n) for n in joint.nodes if n.op == "call_function"}
 
 
 def _estimate(node: Any) -> Cost:

@@ -143,6 +143,18 @@ class eager_kernels:  # noqa: N801 - a context manager, used like a function
 
 
 @contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
+
+
+@contextlib.contextmanager
 def run_saved_regions_plainly() -> Iterator[None]:
     """torch.utils.checkpoint inside a model becomes plain code: the schedule decides what is kept,
     and a second, unseeded run of its random ops must not enter the graph."""

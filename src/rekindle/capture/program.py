@@ -38,6 +38,7 @@ class ProgramValue:
     size_bytes: int
     storage: int | None  # None for a token
     resident: bool = False
+    state: int = 0  # how often the storage was written to before
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class _Analysis:
 
     def _walk(self) -> None:
         in_backward = False
-        for node in self.joint.graph.nodes:
+        for node in self.joint.nodes:
             if node.op == "placeholder":
                 if node.meta["source"].kind == "tangent" and not in_backward:
                     in_backward = True
@@ -348,7 +349,7 @@ class _Analysis:
             for storage, state in op.makes.items():
                 name = self.names[storage] + (f".{state}" if state else "")
                 state_ids[storage, state] = len(values)
-                values.append(ProgramValue(name, self.sizes[storage], storage))
+                values.append(ProgramValue(name, self.sizes[storage], storage, state=state))
             for token in op.tokens_out:
                 token_ids[token] = len(values)
                 values.append(ProgramValue(token, 0, None))
