@@ -33,18 +33,14 @@ __all__ = [
     "autocast_state",
     "backward_keeps_graph",
     "backward_node",
-    "below_autograd",
+    "compile_boxed",
+    "eager_kernels",
     "forward_sequence_nr",
     "is_overload",
     "pytree",
     "run_saved_regions_plainly",
     "storage_key",
-    "without_autocast",
 ]
-
-below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = (
-    torch._C._AutoDispatchBelowAutograd
-)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -121,9 +117,33 @@ def autocast_state() -> tuple[Any, ...]:
     return tuple(state)
 
 
+class eager_kernels:  # noqa: N801 - a context manager, used like a function
+    """Ops called inside run the kernels that eager runs, and nothing around them.
+
+    Autograd is stepped over (the graph holds its ops already), and so is autocast (its casts stand
+    in the graph). The grad mode is on, as it was when eager ran them: oneDNN's LSTM, for one, keeps
+    what its backward needs only then.
+    """
+
+    __slots__ = ("_autocast", "_grad", "_guard")
+
+    def __enter__(self) -> None:
+        self._autocast = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, False)
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        self._guard = torch._C._AutoDispatchBelowAutograd()
+
+    def __exit__(self, *_: object) -> None:
+        del self._guard
+        torch._C._set_grad_enabled(self._grad)
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, True)
+
+
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Captured ops already carry autocast's casts; they must not be cast again."""
     on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     for device in on:
         torch.set_autocast_enabled(device, False)

@@ -38,6 +38,7 @@ class ProgramValue:
     size_bytes: int
     storage: int | None  # None for a token
     resident: bool = False
+    state: int = 0  # how often the storage was written to before
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class _Analysis:
 
     def _walk(self) -> None:
         in_backward = False
-        for node in self.joint.graph.nodes:
+        for node in self.joint.nodes:
             if node.op == "placeholder":
                 if node.meta["source"].kind == "tangent" and not in_backward:
                     in_backward = True
@@ -348,7 +349,7 @@ class _Analysis:
             for storage, state in op.makes.items():
                 name = self.names[storage] + (f".{state}" if state else "")
                 state_ids[storage, state] = len(values)
-                values.append(ProgramValue(name, self.sizes[storage], storage))
+                values.append(ProgramValue(name, self.sizes[storage], storage, state=state))
             for token in op.tokens_out:
                 token_ids[token] = len(values)
                 values.append(ProgramValue(token, 0, None))
@@ -383,7 +384,6 @@ class _Analysis:
         else:
             outputs = [state_ids[s, self.state[s]] for s in self._final_storages()]
             held = [state_ids[item] for item in self.out_states.items()]
-            outputs += [state_ids[s, 0] for s in self._root_tangents()]
         return Program(
             joint=self.joint,
             values=tuple(values),
@@ -393,12 +393,6 @@ class _Analysis:
             roots={s: tuple(nodes) for s, nodes in self.roots.items()},
             base=self.base,
         )
-
-    def _root_tangents(self) -> Iterable[int]:
-        """The ones that `loss.backward()` makes for a scalar live until it returns."""
-        for tangent, storage in zip(self.joint.tangents, self.tangents, strict=True):
-            if self.joint.outputs[tangent.output].meta["val"].dim() == 0:
-                yield storage
 
     def _op_of_sequence(self) -> dict[int, int]:
         found: dict[int, int] = {}

@@ -178,6 +178,8 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     segment_of = _cut(problem, forward, num_segments)
     producer = problem.producer
     keep = set(problem.outputs) | set(problem.held)
+    # Values without size stand for order: they cost nothing to keep, and much to make again.
+    keep.update(v for v, value in enumerate(problem.values) if not value.size)
     for i in forward:
         for v in problem.ops[i].inputs:
             if producer[v] >= 0 and segment_of[producer[v]] != segment_of[i]:
