@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 import rekindle
 from equivalence.compare import Record, assert_same, train
-from equivalence.schedules import SCHEDULES
+from equivalence.schedules import SCHEDULES, Scheduler
 from equivalence.zoo import Example, Inputs
 
 
-def manage(example: Example, schedule: str = "keep-all", **options: Any) -> nn.Module:
+def manage(example: Example, schedule: str | Scheduler = "keep-all", **options: Any) -> nn.Module:
     """The managed module; a call that its plan does not cover raises, so that a comparison with
     eager can never be one of eager with itself."""
     args, kwargs = example.inputs(0)
-    options = {"on_miss": "raise", "schedule": SCHEDULES[schedule], **options}
+    if isinstance(schedule, str):
+        schedule = SCHEDULES[schedule]
+    options = {"on_miss": "raise", "schedule": schedule, **options}
     return rekindle.rematerialize(example.model, args, kwargs, **options)
 
 
