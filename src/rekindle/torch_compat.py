@@ -17,19 +17,20 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "UNSUPPORTED",
     "BoxedCodeGen",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
-    "UnsupportedFakeTensorException",
     "autocast_state",
     "backward_keeps_graph",
     "backward_node",
@@ -41,6 +42,9 @@ __all__ = [
     "run_saved_regions_plainly",
     "storage_key",
 ]
+
+
+UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ random streams.
 
 import contextlib
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,6 +93,8 @@ def capture(
     there is one (an output called so, or a scalar), else for every output that requires grad;
     `JointGraph.with_tangents` records the backward of another choice.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     kwargs = dict(kwargs or {})
     tensors, structure = split((tuple(args), kwargs))
     parameters, buffers = _named(model)
@@ -115,6 +118,7 @@ def capture(
             if grad and fake.requires_grad:
                 leaves.append(fake)
     fake_args, fake_kwargs = structure.rebuild([fakes[id(t)] for t in tensors])
+    given = split((fake_args, fake_kwargs))[1].key
     with _left_as_it_was(model, fakes), contextlib.ExitStack() as stack:
         stack.enter_context(run_saved_regions_plainly())
         stack.enter_context(_module_paths(model, recorder))
@@ -125,13 +129,22 @@ def capture(
                 out = call(model, *fake_args, **fake_kwargs)
             else:
                 out = model.forward(*fake_args, **fake_kwargs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise _explained(error) from error
         finally:
             if autocast_state():
                 torch.clear_autocast_cache()
+    if split((fake_args, fake_kwargs))[1].key != given:
+        raise CaptureError(
+            "forward changes one of its arguments (a list, dict or object such as a cache), which "
+            "a plan cannot repeat; pass tensors, or switch the cache off (use_cache=False)"
+        )
     out_tensors, out_structure = split(out)
     outputs = tuple(recorder.node_of(t) for t in out_tensors)
     if not any(node.op == "call_function" for node in recorder.graph.nodes):
-        raise CaptureError("the model runs no ops: there is nothing to plan")
+        raise CaptureError(
+            "the model runs no ops: there is nothing to plan; give a model that computes"
+        )
     nodes = tuple(recorder.graph.nodes)
     joint = JointGraph(
         nodes=nodes,
@@ -157,6 +170,22 @@ def capture(
             "requires_grad=True; for inference call this under torch.no_grad()"
         )
     return joint.with_tangents(_default_tangents(out, out_tensors))
+
+
+def _explained(error: Exception) -> Exception:
+    """A CaptureError where the trouble is that tensors have no data; else the error itself, which
+    is the model's own and would come in eager too."""
+    text = " ".join(str(error).split())
+    no_data = ("data pointer", "FakeTensor", "fake tensor", ".numpy()", "numpy()")
+    if not isinstance(error, NotImplementedError) and not any(w in text for w in no_data):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = frames[-1]
+    return CaptureError(
+        f"the model cannot run on tensors without data: {type(error).__name__} in {inner.name} "
+        f"({inner.filename}:{inner.lineno}): {text[:300]}; manage the submodules around it one by "
+        "one"
+    )
 
 
 def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGraph:

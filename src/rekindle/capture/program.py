@@ -297,7 +297,7 @@ class _Analysis:
         written = {s for op in self.ops for s in op.resident_writes}
         reads_since: dict[int, list[str]] = {s: [] for s in written}
         current: dict[int, str] = {}
-        stream = ""
+        stream = world = ""
         loss_tokens: list[str] = []
         for i, op in enumerate(self.ops):
             if op.phase == "loss":
@@ -323,6 +323,11 @@ class _Analysis:
                     op.tokens_in.append(stream)
                 stream = f"random {i}"
                 op.tokens_out.append(stream)
+            if any(effects.runs_once(n.target) for n in op.nodes):  # in the order of all ranks
+                if world:
+                    op.tokens_in.append(world)
+                world = f"collective {i}"
+                op.tokens_out.append(world)
             if op.once and not (op.makes or op.tokens_out):
                 op.tokens_out.append(f"done {i}")
             if op.phase == "forward" and op.effect:

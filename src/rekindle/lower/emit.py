@@ -640,7 +640,9 @@ def rng_state(device: torch.device) -> torch.Tensor:
     return generator_of(device).get_state()
 
 
-def replay(target: Any, device: torch.device, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def replay(
+    target: Any, device: torch.device, state: torch.Tensor, /, *args: Any, **kwargs: Any
+) -> Any:
     """Runs a random op on an earlier state of the stream, and leaves the stream where it was,
     whatever happens."""
     generator = generator_of(device)

@@ -19,6 +19,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent, analyse
 from rekindle.lower.emit import Lowered, emit_resumed
+from rekindle.lower.guards import Guards
 from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 
 
@@ -61,6 +62,8 @@ class Runner:
             for s in (n.meta["source"] for n in self.placeholders)
         ]
         position = {n: i for i, n in enumerate(self.placeholders)}
+        self.guards = Guards(joint)
+        self.guard_positions = [position[n] for n in self.guards.placeholders]
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
         self.leaves = [list(s.gradients) for s in lowered.stretches]
@@ -103,7 +106,10 @@ class Runner:
         self, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
-        return None
+        if self.guards.run is None:
+            return None
+        residents = self.gather(state, tensors)
+        return self.guards.broken([residents[p] for p in self.guard_positions])
 
     def all_outputs(self, outs: list[Any], residents: Sequence[torch.Tensor]) -> list[Any]:
         """Per output tensor of the model; one that shows an argument is made by eager itself."""
