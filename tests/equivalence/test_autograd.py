@@ -405,3 +405,34 @@ def test_one_submodule_of_a_dynamic_model(schedule: str, device: torch.device) -
     body = Example(example.model.body, example.inputs, example.loss)
     example.model.body = manage(body, schedule)
     assert_same(expected, train(example))
+
+
+def test_a_parameter_changed_between_forward_and_backward(device: torch.device) -> None:
+    """Eager refuses when a value that the backward needs was overwritten; so do we, whatever the
+    schedule would have recomputed from it."""
+    for schedule in SCHEDULES:
+        example = net(device)
+        managed = manage(example, schedule)
+        out = managed(*example.inputs(0)[0])
+        with torch.no_grad():
+            managed[1].second.weight.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_functional_call_with_other_parameters(device: torch.device) -> None:
+    """`torch.func.functional_call` swaps parameters in: the plan runs on those."""
+    example = net(device)
+    managed = manage(example, "thrice")
+    others = {
+        name: (p.detach() * 2).requires_grad_() for name, p in example.model.named_parameters()
+    }
+
+    def run(call: nn.Module) -> list[Tensor]:
+        seed(6)
+        x = example.inputs(0)[0][0]
+        out = torch.func.functional_call(call, others, (x,))
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *others.values()])]
+
+    plain = net(device).model
+    assert all(torch.equal(a, b) for a, b in zip(run(plain), run(managed), strict=True))

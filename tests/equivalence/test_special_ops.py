@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equivalence.compare import assert_same, train
 from equivalence.manage import assert_trains_alike, example_of, manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import Example, gaussian, require
@@ -253,8 +254,11 @@ def test_collectives_run_once_and_in_order(schedule: str, one_process_group) -> 
     assert sum(reductions) == 3
 
 
-def test_a_schedule_runs_its_ops_as_often_as_it_says(device: torch.device) -> None:
-    """The other tests would pass on a module that ignores its schedule: this one would not."""
+@pytest.mark.parametrize("loss", ["dense gradient", "expanded gradient"])
+def test_a_schedule_runs_its_ops_as_often_as_it_says(loss: str, device: torch.device) -> None:
+    """The other tests would pass on a module that ignores its schedule: this one would not. A
+    gradient in another layout than planned (`.sum()` gives one without strides) is learnt from
+    the first backward: from the second step on the schedule holds for it too."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)]
     example = example_of(
@@ -263,7 +267,29 @@ def test_a_schedule_runs_its_ops_as_often_as_it_says(device: torch.device) -> No
     runs = {}
     for schedule in ("keep-all", "thrice"):
         managed = manage(example, schedule)
-        with OpCount() as count:
-            managed(*example.inputs(0)[0]).sum().backward()
+        for _ in range(2):
+            with OpCount() as count:
+                out = managed(*example.inputs(0)[0])
+                (out.square() if loss == "dense gradient" else out).sum().backward()
         runs[schedule] = sum(n for name, n in count.runs.items() if "tanh.default" in name)
     assert runs == {"keep-all": 3, "thrice": 9}
+
+
+@pytest.mark.filterwarnings("ignore:.*find_unused_parameters")
+@pytest.mark.parametrize("schedule", ["keep-all", "sqrt", "thrice"])
+def test_distributed_data_parallel(schedule: str, one_process_group) -> None:
+    """Wrapped in DistributedDataParallel: buckets are reduced, gradients are eager's."""
+    cpu = torch.device("cpu")
+
+    def make() -> Example:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Tanh()) for _ in range(6)]
+        return example_of(nn.Sequential(*layers), lambda step: gaussian(step, cpu, 8, 16))
+
+    def wrapped(model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
+
+    plain, example = make(), make()
+    expected = train(plain, wrapped(plain.model))
+    got = train(example, wrapped(manage(example, schedule)))
+    assert_same(expected, got)

@@ -1,6 +1,7 @@
 """Memory is what was simulated: live bytes measured op by op equal the simulated peak without
 workspace, for every model of the zoo at every schedule; and keep-all needs no more than eager."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -120,3 +121,20 @@ def test_a_smaller_budget_never_measures_more(device: torch.device) -> None:
         assert peak <= fraction * plan.keep_all_peak_bytes
         peaks.append(peak)
     assert peaks == sorted(peaks, reverse=True)
+
+
+@EVERY_SCHEDULE
+def test_a_dropped_output_frees_everything(schedule: str, device: torch.device) -> None:
+    """A forward whose backward never comes leaves nothing behind, without the garbage collector."""
+    example = wide(device)
+    managed = manage(example, schedule)
+    (x,), _ = example.inputs(0)
+    gc.disable()
+    try:
+        with LiveMeter([*managed.parameters(), x]) as meter:
+            out = managed(x)
+            assert meter.live > 0
+            del out
+        assert meter.live == 0
+    finally:
+        gc.enable()
