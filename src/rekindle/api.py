@@ -173,7 +173,12 @@ def rematerialize(
         on_progress,
     )
     first = make_plan(options, model, args, kwargs or {})
-    manager = Manager(on_miss, functools.partial(make_plan, options), loss_fn)
+    manager = Manager(
+        on_miss,
+        functools.partial(make_plan, options),
+        functools.partial(plan_joint, options),
+        loss_fn,
+    )
     manager.add(model, first, args, kwargs or {})
     return manage(model, manager, inplace)
 

@@ -17,19 +17,20 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "UNSUPPORTED",
     "BoxedCodeGen",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
-    "UnsupportedFakeTensorException",
     "autocast_state",
     "backward_keeps_graph",
     "backward_node",
@@ -41,6 +42,9 @@ __all__ = [
     "run_saved_regions_plainly",
     "storage_key",
 ]
+
+
+UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -139,6 +143,18 @@ class eager_kernels:  # noqa: N801 - a context manager, used like a function
         del self._guard
         torch._C._set_grad_enabled(self._grad)
         for device in self._autocast:
+            torch.set_autocast_enabled(device, True)
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
             torch.set_autocast_enabled(device, True)
 
 

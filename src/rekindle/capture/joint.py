@@ -9,22 +9,25 @@ random streams.
 
 import contextlib
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from rekindle.capture.record import Recorder, Scalar, Source
+from rekindle.capture.record import Kind, Recorder, Scalar, Source
 from rekindle.capture.structure import Structure, path_names, split
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
     FakeTensorMode,
+    autocast_state,
     outside_modes,
     run_saved_regions_plainly,
     storage_key,
+    without_autocast,
 )
 
 
@@ -37,10 +40,21 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
-class JointGraph:
-    """The fx graph of a step with what its placeholders and results mean; holds torch objects."""
+class Session:
+    """What a capture leaves open: the forward's autograd graph, over tensors without data, from
+    which the backward of any choice of outputs can be recorded later."""
 
-    graph: fx.Graph
+    recorder: Recorder
+    outputs: tuple[torch.Tensor, ...]
+    leaves: tuple[torch.Tensor, ...]
+    forward_nodes: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """The fx nodes of a step with what its placeholders and results mean; holds torch objects."""
+
+    nodes: tuple[fx.Node, ...]  # placeholders and calls, in eager's order
     device: torch.device
     parameters: tuple[str, ...]  # names, as `sources` of kind "parameter" count them
     buffers: tuple[str, ...]
@@ -51,12 +65,19 @@ class JointGraph:
     differentiable: tuple[bool, ...]  # per output: whether eager would give it a grad_fn
     tangents: tuple[Tangent, ...]  # the outputs whose gradient is assumed to arrive
     gradients: tuple[tuple[fx.Node, fx.Node], ...]  # (placeholder, node of its gradient)
+    idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
     scalars: tuple[Scalar, ...]
-    num_calls: int  # of ops, views included
+    session: Session
 
     @property
     def forward_only(self) -> bool:
         return not self.tangents
+
+    def with_tangents(self, tangents: Sequence[Tangent]) -> "JointGraph":
+        """The same forward with another backward: gradients arrive for other outputs, or in
+        other layouts."""
+        with outside_modes(), self.session.recorder.fake_mode:
+            return _with_backward(self, tuple(tangents))
 
 
 def capture(
@@ -65,122 +86,164 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     call: Callable[..., Any] | None = None,
-    tangents: Sequence[Tangent] | None = None,
 ) -> JointGraph:
     """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
 
-    Under `torch.no_grad()` the forward alone. `tangents` says which outputs get a gradient and in
-    which layout; by default the loss where there is one (a scalar output), else every output that
-    requires grad.
+    Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
+    there is one (an output called so, or a scalar), else for every output that requires grad;
+    `JointGraph.with_tangents` records the backward of another choice.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     kwargs = dict(kwargs or {})
     tensors, structure = split((tuple(args), kwargs))
     parameters, buffers = _named(model)
     device = _one_device(parameters, buffers, tensors)
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(fake_mode)
+    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True))
+    input_names = path_names((tuple(args), kwargs), "args")
     fakes: dict[int, torch.Tensor] = {}
     leaves: list[torch.Tensor] = []
-
-    def enter(real: torch.Tensor, source: Source, requires_grad: bool) -> None:
-        fake = _fake(fake_mode, real)
-        fakes[id(real)] = fake
-        recorder.placeholder(fake, source, real)
-        if requires_grad:
-            leaves.append(fake)
-
     grad = torch.is_grad_enabled()
-    for i, (name, tensor) in enumerate(parameters.items()):
-        enter(tensor, Source("parameter", name, i), grad and tensor.requires_grad)
-    for i, (name, tensor) in enumerate(buffers.items()):
-        enter(tensor, Source("buffer", name, i), grad and tensor.requires_grad)
-    input_names = path_names((tuple(args), kwargs), "args")
-    for i, tensor in enumerate(tensors):
-        known = fakes.get(id(tensor))
-        if known is None:
-            enter(tensor, Source("input", input_names[i], i), grad and tensor.requires_grad)
+    named: tuple[tuple[Kind, Any], ...] = (
+        ("parameter", parameters.items()),
+        ("buffer", buffers.items()),
+        ("input", zip(input_names, tensors, strict=True)),
+    )
+    for kind, items in named:
+        for i, (name, real) in enumerate(items):
+            if id(real) in fakes:
+                continue
+            fake = fakes[id(real)] = _fake(recorder.fake_mode, real)
+            recorder.placeholder(fake, Source(kind, name, i), real)
+            if grad and fake.requires_grad:
+                leaves.append(fake)
     fake_args, fake_kwargs = structure.rebuild([fakes[id(t)] for t in tensors])
-    num_leaves_frozen = not leaves and grad
-
+    given = split((fake_args, fake_kwargs))[1].key
     with _left_as_it_was(model, fakes), contextlib.ExitStack() as stack:
         stack.enter_context(run_saved_regions_plainly())
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(_module_paths(model, recorder))
-        stack.enter_context(fake_mode)
+        stack.enter_context(recorder.fake_mode)
         stack.enter_context(recorder)
         try:
             if call is not None:
                 out = call(model, *fake_args, **fake_kwargs)
             else:
                 out = model.forward(*fake_args, **fake_kwargs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise _explained(error) from error
         finally:
-            if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            if autocast_state():
                 torch.clear_autocast_cache()
-        out_tensors, out_structure = split(out)
-        out_nodes = tuple(recorder.node_of(t) for t in out_tensors)
-        differentiable = tuple(t.requires_grad for t in out_tensors)
-        recorder.phase = "backward"
-        gradients: tuple[tuple[fx.Node, fx.Node], ...] = ()
-        chosen: tuple[Tangent, ...] = ()
-        if grad:
-            if num_leaves_frozen or not any(differentiable):
-                raise CaptureError(
-                    "nothing requires grad: no parameter or input of the model that an output "
-                    "depends on has requires_grad=True; for inference call this under "
-                    "torch.no_grad()"
-                )
-            if tangents is None:
-                tangents = _default_tangents(out, out_tensors)
-            chosen = tuple(tangents)
-            gradients = _backward(recorder, out_tensors, leaves, chosen)
-    num_calls = sum(node.op == "call_function" for node in recorder.graph.nodes)
-    if not num_calls:
-        raise CaptureError("the model runs no ops: there is nothing to plan")
-    return JointGraph(
-        graph=recorder.graph,
+    if split((fake_args, fake_kwargs))[1].key != given:
+        raise CaptureError(
+            "forward changes one of its arguments (a list, dict or object such as a cache), which "
+            "a plan cannot repeat; pass tensors, or switch the cache off (use_cache=False)"
+        )
+    out_tensors, out_structure = split(out)
+    outputs = tuple(recorder.node_of(t) for t in out_tensors)
+    if not any(node.op == "call_function" for node in recorder.graph.nodes):
+        raise CaptureError(
+            "the model runs no ops: there is nothing to plan; give a model that computes"
+        )
+    nodes = tuple(recorder.graph.nodes)
+    joint = JointGraph(
+        nodes=nodes,
         device=device,
         parameters=tuple(parameters),
         buffers=tuple(buffers),
         inputs=tuple(input_names),
         constants=tuple(recorder.constants),
-        outputs=out_nodes,
+        outputs=outputs,
         output_structure=out_structure,
-        differentiable=differentiable,
-        tangents=chosen,
-        gradients=gradients,
+        differentiable=tuple(t.requires_grad for t in out_tensors),
+        tangents=(),
+        gradients=(),
+        idle=(),
         scalars=tuple(recorder.scalars),
-        num_calls=num_calls,
+        session=Session(recorder, tuple(out_tensors), tuple(leaves), nodes),
+    )
+    if not grad:
+        return joint
+    if not leaves or not any(joint.differentiable):
+        raise CaptureError(
+            "nothing requires grad: no parameter or input that an output depends on has "
+            "requires_grad=True; for inference call this under torch.no_grad()"
+        )
+    return joint.with_tangents(_default_tangents(out, out_tensors))
+
+
+def _explained(error: Exception) -> Exception:
+    """A CaptureError where the trouble is that tensors have no data; else the error itself, which
+    is the model's own and would come in eager too."""
+    text = " ".join(str(error).split())
+    no_data = ("data pointer", "FakeTensor", "fake tensor", ".numpy()", "numpy()")
+    if not isinstance(error, NotImplementedError) and not any(w in text for w in no_data):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = frames[-1]
+    return CaptureError(
+        f"the model cannot run on tensors without data: {type(error).__name__} in {inner.name} "
+        f"({inner.filename}:{inner.lineno}): {text[:300]}; manage the submodules around it one by "
+        "one"
     )
 
 
-def _backward(
-    recorder: Recorder,
-    outputs: Sequence[torch.Tensor],
-    leaves: Sequence[torch.Tensor],
-    tangents: Sequence[Tangent],
-) -> tuple[tuple[fx.Node, fx.Node], ...]:
-    roots, grads = [], []
+def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGraph:
+    session = joint.session
+    recorder, outputs, leaves = session.recorder, session.outputs, session.leaves
+    num_before = len(recorder.graph.nodes)
+    recorder.phase = "backward"
+    grads = []
     for i, tangent in enumerate(tangents):
         out = outputs[tangent.output]
-        with outside_modes(), recorder.fake_mode:
-            fake = torch.empty_strided(
-                out.shape, tangent.stride, dtype=out.dtype, device=out.device
-            )
+        fake = torch.empty_strided(out.shape, tangent.stride, dtype=out.dtype, device=out.device)
         recorder.placeholder(fake, Source("tangent", f"grad of output {tangent.output}", i), None)
-        roots.append(out)
         grads.append(fake)
     owners: set[int] = set()
     hooks = [leaf.register_hook(_as_stored(leaf, owners)) for leaf in leaves]
+    roots = [outputs[t.output] for t in tangents]
     try:
-        found = torch.autograd.grad(roots, leaves, grads, allow_unused=True)
+        # In eager the backward runs outside autocast, and in this thread on a CPU.
+        with without_autocast(), torch.autograd.set_multithreading_enabled(False), recorder:
+            found = torch.autograd.grad(
+                roots, leaves, grads, allow_unused=True, retain_graph=True
+            )
     finally:
         for hook in hooks:
             hook.remove()
-    return tuple(
+    gradients = tuple(
         (recorder.node_of(leaf), recorder.node_of(gradient))
         for leaf, gradient in zip(leaves, found, strict=True)
         if gradient is not None
     )
+    known = {leaf for leaf, _ in gradients}
+    reached = reachable_leaves([t for t in outputs if t.requires_grad])
+    idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
+    return replace(
+        joint,
+        nodes=(*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:]),
+        constants=tuple(recorder.constants),
+        tangents=tangents,
+        gradients=gradients,
+        idle=tuple(node for node in idle if node not in known),
+    )
+
+
+def reachable_leaves(outputs: Sequence[torch.Tensor]) -> set[int]:
+    """Ids of the leaf tensors that some output's autograd graph ends in."""
+    found: set[int] = set()
+    stack: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    found.update(id(t) for t in outputs if t.grad_fn is None)
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                stack.append(below)
+    return found
 
 
 def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:

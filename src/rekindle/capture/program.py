@@ -38,6 +38,7 @@ class ProgramValue:
     size_bytes: int
     storage: int | None  # None for a token
     resident: bool = False
+    state: int = 0  # how often the storage was written to before
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class _Analysis:
 
     def _walk(self) -> None:
         in_backward = False
-        for node in self.joint.graph.nodes:
+        for node in self.joint.nodes:
             if node.op == "placeholder":
                 if node.meta["source"].kind == "tangent" and not in_backward:
                     in_backward = True
@@ -296,7 +297,7 @@ class _Analysis:
         written = {s for op in self.ops for s in op.resident_writes}
         reads_since: dict[int, list[str]] = {s: [] for s in written}
         current: dict[int, str] = {}
-        stream = ""
+        stream = world = ""
         loss_tokens: list[str] = []
         for i, op in enumerate(self.ops):
             if op.phase == "loss":
@@ -322,6 +323,11 @@ class _Analysis:
                     op.tokens_in.append(stream)
                 stream = f"random {i}"
                 op.tokens_out.append(stream)
+            if any(effects.runs_once(n.target) for n in op.nodes):  # in the order of all ranks
+                if world:
+                    op.tokens_in.append(world)
+                world = f"collective {i}"
+                op.tokens_out.append(world)
             if op.once and not (op.makes or op.tokens_out):
                 op.tokens_out.append(f"done {i}")
             if op.phase == "forward" and op.effect:
@@ -348,7 +354,7 @@ class _Analysis:
             for storage, state in op.makes.items():
                 name = self.names[storage] + (f".{state}" if state else "")
                 state_ids[storage, state] = len(values)
-                values.append(ProgramValue(name, self.sizes[storage], storage))
+                values.append(ProgramValue(name, self.sizes[storage], storage, state=state))
             for token in op.tokens_out:
                 token_ids[token] = len(values)
                 values.append(ProgramValue(token, 0, None))

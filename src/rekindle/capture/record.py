@@ -20,12 +20,13 @@ from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    UNSUPPORTED,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
-    UnsupportedFakeTensorException,
     backward_node,
     forward_sequence_nr,
+    is_higher_order,
     is_overload,
     node_sequence_nr,
     outside_modes,
@@ -137,13 +138,26 @@ class Recorder(TorchDispatchMode):
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
         if func in effects.SCALAR_OPS:
             return self._answer(func, args, kwargs)
+        if is_higher_order(func):
+            raise CaptureError(
+                f"{func} is a higher-order op{_at(self.where())}; such ops cannot be planned: "
+                "manage the submodules around it one by one"
+            )
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             return self._fold(func, args, kwargs, error)
-        except UnsupportedFakeTensorException as error:
+        except UNSUPPORTED as error:
             raise CaptureError(
-                f"{func} cannot run on tensors without data{_at(self.where())}: {error}"
+                f"{func} cannot run on tensors without data{_at(self.where())}: "
+                f"{_short(error)}; register a fake kernel (torch.library.register_fake)"
+            ) from error
+        except (RuntimeError, NotImplementedError) as error:
+            if func.namespace == "aten":  # the model's own mistake, as eager would tell it
+                raise
+            raise CaptureError(
+                f"{func} cannot run on tensors without data{_at(self.where())}: {_short(error)}; "
+                "give it a fake kernel with torch.library.register_fake"
             ) from error
         self._record(func, args, kwargs, out)
         return out
@@ -247,8 +261,8 @@ class Recorder(TorchDispatchMode):
             return pytree.tree_map_only(torch.Tensor, self._constant, real)
         raise CaptureError(
             f"{func} has an output whose shape depends on the data{_at(self.where())}; "
-            "plans need static shapes: pad or mask instead, or manage the submodules around it "
-            "one by one"
+            "plans need static shapes: pad, or mask with torch.where, or manage the submodules "
+            "around it one by one"
         ) from error
 
     def _for_real(self, func: Any, nodes: Any, kwargs: Any) -> Any:
@@ -266,11 +280,15 @@ class Recorder(TorchDispatchMode):
             return func(*real, **kwargs)
 
 
-def slice_of(graph: fx.Graph, wanted: list[fx.Node]) -> list[fx.Node]:
-    """The nodes that the wanted ones depend on, in order, mutations of their storages included."""
+def slice_of(
+    graph: fx.Graph, wanted: list[fx.Node], num_before: int | None = None
+) -> list[fx.Node]:
+    """The nodes that the wanted ones depend on, in order, mutations of their storages included;
+    of the first `num_before` nodes of the graph."""
     needed = set(wanted)
     storages = {n.meta.get("storage") for n in wanted}
-    for node in reversed(graph.nodes):
+    nodes = list(graph.nodes)[:num_before]
+    for node in reversed(nodes):
         if node not in needed:
             if not any(n.meta["storage"] in storages for n in node.meta.get("writes", ())):
                 continue
@@ -278,7 +296,7 @@ def slice_of(graph: fx.Graph, wanted: list[fx.Node]) -> list[fx.Node]:
         for argument in node.all_input_nodes:
             needed.add(argument)
             storages.add(argument.meta.get("storage"))
-    return [node for node in graph.nodes if node in needed]
+    return [node for node in nodes if node in needed]
 
 
 def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, Any]:
@@ -296,6 +314,10 @@ def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return values
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _at(where: str) -> str:

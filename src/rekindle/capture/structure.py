@@ -26,6 +26,11 @@ class Structure:
     leaves: tuple["_Leaf", ...]
     num_tensors: int
 
+    @property
+    def key(self) -> Any:
+        """What a model could see of the nest, the tensors aside."""
+        return self.spec, tuple([leaf.key or leaf.index for leaf in self.leaves])
+
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         flat = [leaf.rebuild(tensors) for leaf in self.leaves]
         return pytree.tree_unflatten(flat, self.spec)
@@ -36,6 +41,7 @@ class _Leaf:
     value: Any  # a non-tensor, or an object that holds tensors
     index: int = -1  # of the tensor, where the leaf is one
     inside: tuple[tuple[Any, int], ...] = ()  # tensors inside `value` and their indices
+    key: Any = None  # what a model could see of a non-tensor
 
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         if self.index >= 0:
@@ -63,12 +69,51 @@ def split(nest: Any) -> tuple[list[torch.Tensor], Structure]:
         if isinstance(leaf, torch.Tensor):
             leaves.append(_Leaf(None, add(leaf)))
         elif isinstance(leaf, _PLAIN):
-            leaves.append(_Leaf(leaf))
+            leaves.append(_Leaf(leaf, key=describe(leaf, index_of)))
         else:
             found: list[torch.Tensor] = []
             _walk(leaf, found.append, set())
-            leaves.append(_Leaf(leaf, inside=tuple((t, add(t)) for t in found)))
+            inside = tuple((t, add(t)) for t in found)
+            leaves.append(_Leaf(leaf, inside=inside, key=describe(leaf, index_of)))
     return tensors, Structure(spec, tuple(leaves), len(tensors))
+
+
+class Same:
+    """An object that is equal to itself alone; keeps it alive, so that its id stays its own."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.obj is self.obj
+
+    def __hash__(self) -> int:
+        return id(self.obj)
+
+
+def describe(obj: Any, tensors: dict[int, int], seen: frozenset[int] = frozenset()) -> Any:
+    """A hashable account of an object: equal for two objects that a model cannot tell apart,
+    tensors aside, which stand as their indices."""
+    if isinstance(obj, torch.Tensor):
+        return ("tensor", tensors.get(id(obj), -1))
+    if isinstance(obj, float):
+        return (float, repr(obj))  # tells -0.0 from 0.0, and nan from itself not
+    if isinstance(obj, _PLAIN):
+        return (type(obj), obj)
+    if id(obj) in seen:
+        return "above"
+    seen = seen | {id(obj)}
+    if isinstance(obj, dict):
+        items = [(describe(k, tensors, seen), describe(v, tensors, seen)) for k, v in obj.items()]
+        return (type(obj), tuple(items))
+    if isinstance(obj, (list, tuple)):
+        return (type(obj), tuple([describe(v, tensors, seen) for v in obj]))
+    fields = getattr(obj, "__dict__", None)
+    if fields is None or isinstance(obj, (type, torch.nn.Module)) or callable(obj):
+        return (type(obj), Same(obj))
+    return (type(obj), describe(fields, tensors, seen))
 
 
 def _walk(obj: Any, found: Callable[[torch.Tensor], Any], seen: set[int]) -> None:

@@ -24,7 +24,14 @@ from rekindle.capture.program import Program, ProgramOp
 from rekindle.core import Schedule
 from rekindle.torch_compat import compile_boxed
 
-Item = tuple[int, fx.Node]  # (copy, root node): one tensor that a later graph reads
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One entry of the list that the forward leaves: a tensor, or the state of the random stream
+    before `node` ran."""
+
+    node: fx.Node  # the root whose tensor it is, or the random op
+    state: int  # of the storage; -1 for a random state
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Lowered:
     outputs: tuple[fx.Node | None, ...]  # per output of the graph; None: not from this graph
     tangents: tuple[int, ...]  # which tangents the backward reads, appended to the carried list
     stretches: tuple[Stretch, ...]
+    saved: tuple[Saved, ...]
     forward_source: str
 
 
@@ -66,19 +74,82 @@ class _Copy:
 
 
 def emit(program: Program, schedule: Schedule, max_stretches: int = 12) -> Lowered:
-    return _Emitter(program, schedule, max_stretches).lowered()
+    return _Emitter(program, schedule.ops, max_stretches).lowered()
+
+
+def emit_resumed(program: Program, saved: Sequence[Saved]) -> Stretch | None:
+    """The whole backward of a program, from what the forward of another plan has saved; None where
+    that does not suffice. (The other plan has the same forward and other gradients arrive.)"""
+    value_of = {(v.storage, v.state): i for i, v in enumerate(program.values) if not v.resident}
+    start: list[tuple[int, fx.Node] | None] = []
+    states = set()
+    for entry in saved:
+        if entry.state < 0:
+            states.add(entry.node)
+            start.append(None)
+        else:
+            value = value_of.get((entry.node.meta["storage"], entry.state))
+            start.append(None if value is None else (value, entry.node))
+    there = {item[0] for item in start if item is not None}
+    steps = _resumed_steps(program, there, states)
+    if steps is None:
+        return None
+    emitter = _Emitter(program, steps, 1, start, saved)
+    return emitter.resumed()
+
+
+def _resumed_steps(
+    program: Program, there: set[int], states: set[fx.Node]
+) -> tuple[int, ...] | None:
+    """The loss and the backward in the listed order, each op preceded by what it lacks."""
+    producer = {v: i for i, op in enumerate(program.ops) for v in op.outputs}
+    loss = next(i for i, op in enumerate(program.ops) if op.phase == "loss")
+    there = there | {v for v, value in enumerate(program.values) if value.storage is None}
+    there |= {v for v, value in enumerate(program.values) if value.resident}
+    there |= set(program.ops[loss].outputs)
+    steps = [loss]
+    for i, op in enumerate(program.ops):
+        stack = [i] if op.phase == "backward" else []
+        while stack:
+            top = program.ops[stack[-1]]
+            missing = [v for v in top.inputs if v not in there]
+            if missing:
+                stack += [producer[v] for v in missing]
+                if len(stack) > len(program.ops) * 4:
+                    return None
+                continue
+            now = stack.pop()
+            if now != i and all(v in there for v in top.outputs):
+                continue
+            random = [n for n in top.nodes if effects.is_random(n.target)]
+            if top.phase == "forward" and (
+                not top.recomputable or any(n not in states for n in random)
+            ):
+                return None
+            steps.append(now)
+            there |= set(top.outputs)
+    return tuple(steps)
 
 
 class _Emitter:
-    def __init__(self, program: Program, schedule: Schedule, max_stretches: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[int],
+        max_stretches: int,
+        start: Sequence[tuple[int, fx.Node] | None] = (),
+        saved: Sequence[Saved] = (),
+    ) -> None:
         self.program = program
-        self.steps = schedule.ops
+        self.steps = steps
+        self.start = start
+        self.resuming = saved
         self.max_stretches = max_stretches
         self.joint = program.joint
         self.values = program.values
         self.tangent_nodes = {
             n.meta["source"].index: n
-            for n in self.joint.graph.nodes
+            for n in self.joint.nodes
             if n.op == "placeholder" and n.meta["source"].kind == "tangent"
         }
         self._read_schedule()
@@ -95,16 +166,27 @@ class _Emitter:
         self.held: dict[int, int] = {}  # value -> copy that the caller gets
         self.loss_step = end
         runs: dict[int, int] = {}
+        for item in self.start:
+            if item is not None and item[0] not in current:
+                current[item[0]] = len(made)
+                made.append((item[0], -1))
+                last.append(-1)
+        self.started = dict(current)
         for t, i in enumerate(self.steps):
             op = ops[i]
             runs[i] = runs.get(i, 0) + 1
-            reads = {v: current[v] for v in op.inputs if not self.values[v].resident}
+            reads = {
+                v: current[v]
+                for v in op.inputs
+                if not self.values[v].resident
+                and not (self.resuming and (op.phase == "loss" or self.values[v].storage is None))
+            }
             for copy in reads.values():
                 last[copy] = t
             self.reads.append(reads)
             if op.phase == "loss":
                 self.loss_step = t
-                self.held = {v: current[v] for v in self.program.held}
+                self.held = {v: current[v] for v in self.program.held if v in current}
             makes = {}
             for v in op.outputs:
                 makes[v] = current[v] = len(made)
@@ -179,7 +261,8 @@ class _Emitter:
         run, source = self._end(outs, carried)
         forward = (run, tuple(self.residents), source)
         if self.loss_step == len(self.steps):
-            return Lowered(forward[0], forward[1], tuple(out_items), (), (), source)
+            return Lowered(forward[0], forward[1], tuple(out_items), (), (), (), source)
+        saved = tuple(self._saved(item) for item in carried)
         tangents = self._tangents_read()
         carried += [("tangent", i) for i in tangents]
         cuts = [*self._cuts(), len(self.steps)]
@@ -209,7 +292,57 @@ class _Emitter:
                 )
             )
         return Lowered(
-            forward[0], forward[1], tuple(out_items), tuple(tangents), tuple(stretches), forward[2]
+            forward[0],
+            forward[1],
+            tuple(out_items),
+            tuple(tangents),
+            tuple(stretches),
+            saved,
+            forward[2],
+        )
+
+    def _saved(self, item: Any) -> Saved:
+        if item[0] == "rng":
+            return Saved(item[1][1], -1)
+        copy, root = item
+        return Saved(root, self.values[self.copies[copy].value].state)
+
+    def resumed(self) -> Stretch:
+        """One stretch that begins with the saved list of another plan and all tangents."""
+        self.buffers = {}
+        self.rng = {}
+        self.rng_last = {
+            i: t for t, i in enumerate(self.steps) if self.program.ops[i].phase == "forward"
+        }
+        self.seen = {i for i, op in enumerate(self.program.ops) if op.phase == "forward"}
+        self.leaves = self._gradient_steps()
+        op_of = {n: i for i, op in enumerate(self.program.ops) for n in op.nodes}
+        carried: list[Any] = []
+        for item, entry in zip(self.start, self.resuming, strict=True):
+            if item is not None:
+                copy = self.started[item[0]]
+                self.buffers.setdefault(copy, _Buffer())
+                carried.append((copy, item[1]))
+            elif entry.state < 0 and entry.node in op_of:
+                carried.append(("rng", (op_of[entry.node], entry.node)))
+            else:
+                carried.append(("unused", None))
+        tangents = list(self.tangent_nodes)
+        num_in = len(carried)
+        self._begin([*carried, *(("tangent", i) for i in tangents)])
+        self._bind_tangents(tangents)
+        for t in range(1, len(self.steps)):
+            self._step(t)
+        gradient_of = dict(self.joint.gradients)
+        gradients = [self._gradient(gradient_of[leaf]) for leaf in self.leaves]
+        run, source = self._end(gradients, [])
+        return Stretch(
+            run,
+            tuple(self.residents),
+            tuple(self.leaves),
+            num_in,
+            tuple(sorted(self.written)),
+            source,
         )
 
     def _begin(self, carried: Sequence[Any]) -> None:
@@ -224,7 +357,7 @@ class _Emitter:
                 self.rng[item[1]] = node
             elif item[0] == "tangent":
                 self.incoming_tangents[item[1]] = node
-            else:
+            elif item[0] != "unused":
                 copy, root = item
                 buffer = self.buffers[copy]
                 if buffer.carried_at < 0:
@@ -507,7 +640,9 @@ def rng_state(device: torch.device) -> torch.Tensor:
     return generator_of(device).get_state()
 
 
-def replay(target: Any, device: torch.device, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def replay(
+    target: Any, device: torch.device, state: torch.Tensor, /, *args: Any, **kwargs: Any
+) -> Any:
     """Runs a random op on an earlier state of the stream, and leaves the stream where it was,
     whatever happens."""
     generator = generator_of(device)

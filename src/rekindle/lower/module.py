@@ -16,7 +16,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.capture.structure import Structure, split
-from rekindle.errors import PlanMismatch
+from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.lower.run import Runner
 from rekindle.lower.signature import ModuleView, call_signature
 
@@ -42,10 +42,12 @@ class Manager:
         self,
         on_miss: OnMiss,
         make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Any],
+        plan_joint: Callable[[JointGraph, str], Any],
         loss_fn: Callable[..., Any] | None,
     ) -> None:
         self.on_miss = on_miss
         self.make_plan = make_plan
+        self.plan_joint = plan_joint
         self.loss_fn = loss_fn
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
         self.first: Any = None
@@ -53,7 +55,7 @@ class Manager:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
         """Plans are shared; what they know of one module's objects is looked up anew."""
-        new = Manager(self.on_miss, self.make_plan, self.loss_fn)
+        new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn)
         new.first = self.first
         new.plans = {k: [Entry(e.plan) for e in entries] for k, entries in self.plans.items()}
         return new
@@ -157,9 +159,23 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if why is None:
             why = entry.plan.runner.broken_assumption(state, tensors)
         if why is None:
+            if entry.plan.runner.wanted is not None:
+                _adopt(manager, model, entry)
             return _run(entry.plan, state, tensors)
         reason = why
     return _missed(model, manager, args, kwargs, reason)
+
+
+def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
+    """The last backward got other gradients than planned: plan for those from now on."""
+    runner = entry.plan.runner
+    wanted, runner.wanted = runner.wanted, None
+    try:
+        plan = manager.plan_joint(wanted, type(model).__name__)
+    except BudgetInfeasible as error:
+        _say(manager, f"gradients arrive for other outputs than planned, and for those {error}")
+        return
+    entry.plan = plan
 
 
 def _run(plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
@@ -180,13 +196,12 @@ def _missed(
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
         return _run(plan, entry.look_at(model).tensors(), tensors)
-    if reason not in manager.said:
-        manager.said.add(reason)
-        warnings.warn(
-            f"rekindle: this call runs eagerly, without a plan and perhaps above the budget: "
-            f"{reason}",
-            MissedPlanWarning,
-            stacklevel=4,
-        )
+    _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
     out = plain_forward(model)(*args, **kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)
+
+
+def _say(manager: Manager, what: str) -> None:
+    if what not in manager.said:
+        manager.said.add(what)
+        warnings.warn(f"rekindle: {what}", MissedPlanWarning, stacklevel=5)

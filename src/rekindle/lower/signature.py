@@ -14,9 +14,6 @@ from torch import nn
 from rekindle.capture.structure import Structure
 from rekindle.torch_compat import autocast_state
 
-_SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-
-
 def call_signature(tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
     grad = torch.is_grad_enabled()
     return (
@@ -24,18 +21,9 @@ def call_signature(tensors: Sequence[torch.Tensor], structure: Structure) -> tup
         torch.is_inference_mode_enabled(),
         autocast_state(),
         structure.spec,
-        tuple([_leaf_key(leaf) for leaf in structure.leaves]),
+        tuple([leaf.key or leaf.index for leaf in structure.leaves]),
         tuple([_tensor_key(t, grad) for t in tensors]),
     )
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if leaf.index >= 0:
-        return leaf.index
-    value = leaf.value
-    if isinstance(value, _SIMPLE):
-        return (type(value), repr(value) if isinstance(value, float) else value)
-    return (type(value), id(value), tuple(i for _, i in leaf.inside))
 
 
 def _tensor_key(t: torch.Tensor, grad: bool) -> tuple[Any, ...]:
