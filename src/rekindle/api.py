@@ -38,8 +38,8 @@ from rekindle.profile import (
 )
 from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
-from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.registry import SOLVERS, find_solver
+from rekindle.solve.smallest import min_budget
 
 Budget = int | float | str
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
@@ -250,7 +250,7 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     solution = _solve_as_allocated(options, predictor, budget)
     if solution.schedule is None:
-        smallest = simulate(problem, solution.smallest or smallest_peak(problem)).peak
+        smallest = simulate(problem, solution.smallest or min_budget(problem)).peak
         raise BudgetInfeasible(
             f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
             f"smallest peak found is {smallest:,} bytes",

@@ -186,9 +186,7 @@ def _run(plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> 
     return structure.rebuild(runner.all_outputs(outs, residents))
 
 
-def _missed(
-    model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str
-) -> Any:
+def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
     if manager.on_miss == "raise":
         raise PlanMismatch(f"no plan covers this call: {reason}; plan it, or use on_miss='replan'")
     if manager.on_miss == "replan":

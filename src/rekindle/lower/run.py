@@ -46,9 +46,7 @@ class Runner:
         self.lowered = lowered
         self.device = joint.device
         self.placeholders: tuple[fx.Node, ...] = tuple(
-            n
-            for n in joint.nodes
-            if n.op == "placeholder" and n.meta["source"].kind != "tangent"
+            n for n in joint.nodes if n.op == "placeholder" and n.meta["source"].kind != "tangent"
         )
         offset = len(joint.parameters)
         self.origins = [

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, run_solver, trivial_floor
+from rekindle.solve.base import answer, trivial_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +132,6 @@ class Floor:
         except KeyboardInterrupt:
             return found, "interrupt"
         return found, "time limit" if time.monotonic() >= deadline else ""
-
-
-def smallest_peak(problem: Problem, time_limit_s: float = 5.0) -> Schedule:
-    """The schedule with the smallest peak that the greedy walk and the segments reach."""
-    ways = (Floor(), Sqrt())
-    found = [keep_all(problem)]
-    for way in ways:
-        # No schedule fits a budget of -1, so the answer is the smallest peak.
-        solution = run_solver(way, problem, -1, time_limit_s=time_limit_s / len(ways))
-        if solution.smallest is not None:
-            found.append(solution.smallest)
-    return min(found, key=lambda schedule: simulate(problem, schedule).peak)
 
 
 def _forward_ops(problem: Problem) -> list[int]:
