@@ -33,8 +33,7 @@ class Walk {
         next_use_.assign(use_start_.begin(), use_start_.end() - 1);
         is_target_.assign(num_values, 0);
         for (Id v : p.targets) is_target_[idx(v)] = 1;
-        is_held_.assign(num_values, 0);
-        for (Id v : p.held) is_held_[idx(v)] = 1;
+        newest_held_.assign(num_values, 0);
         find_last_needs();
     }
 
@@ -126,8 +125,18 @@ class Walk {
             ran_once_[idx(op)] = 1;
         }
         if (op == p.loss)
-            for (Id v : p.held) fix(v);  // the caller keeps this copy
+            for (Id v : p.held) {  // the caller keeps this copy
+                fix(v);
+                newest_held_[idx(v)] = 1;
+            }
         for (Id v : p.outputs[op]) {
+            if (newest_held_[idx(v)]) {
+                // The held copy stays, unseen from here on; the new one may come and go.
+                newest_held_[idx(v)] = 0;
+                fixed_[idx(v)] = 0;
+                used_ += p.size_of(v);
+                continue;
+            }
             if (live_[idx(v)]) continue;  // the older copy dies, the new one takes its place
             live_[idx(v)] = 1;
             used_ += p.size_of(v);
@@ -177,7 +186,7 @@ class Walk {
 
     void finish(Id v) {
         if (!live_[idx(v)] || pins_[idx(v)] > 0 || is_target_[idx(v)]) return;
-        if (is_held_[idx(v)] && fixed_[idx(v)]) return;
+        if (newest_held_[idx(v)]) return;
         if (next_use_[idx(v)] < use_start_[idx(v) + 1] && uses_[use_start_[idx(v) + 1] - 1] > now_)
             return;
         if (fixed_[idx(v)] ? last_need_[idx(v)] > now_ : helps_missing(v)) return;
@@ -187,13 +196,17 @@ class Walk {
     bool make_room(Id op) {
         std::int64_t fresh = p.workspace[idx(op)];
         for (Id v : p.outputs[op])
-            if (!live_[idx(v)]) fresh += p.size_of(v);
-        while (used_ + fresh > limit_) {
+            if (!live_[idx(v)] || newest_held_[idx(v)]) fresh += p.size_of(v);
+        // What this op is about to make again is no gain as a victim.
+        for (Id v : p.outputs[op]) ++pins_[idx(v)];
+        bool fits = true;
+        while (fits && used_ + fresh > limit_) {
             const Id victim = choose();
-            if (victim < 0) return false;
-            drop(victim);
+            fits = victim >= 0;
+            if (fits) drop(victim);
         }
-        return true;
+        for (Id v : p.outputs[op]) --pins_[idx(v)];
+        return fits;
     }
 
     Id choose() {
@@ -247,7 +260,8 @@ class Walk {
     std::int64_t limit_;
     std::int64_t used_ = 0;
     std::size_t now_ = 0;
-    std::vector<std::uint8_t> live_, fixed_, is_target_, is_held_, ran_once_;
+    std::vector<std::uint8_t> live_, fixed_, is_target_, ran_once_;
+    std::vector<std::uint8_t> newest_held_;  // the live copy is the one that the caller holds
     std::vector<std::int32_t> pins_;
     std::vector<std::size_t> place_;  // position in alive_
     std::vector<Id> alive_;
