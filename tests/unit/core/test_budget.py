@@ -45,7 +45,7 @@ def test_understood(text, expected):
     ],
 )
 def test_refused(text):
-    with pytest.raises(InvalidBudget, match="budget .* is not understood: give bytes as a whole"):
+    with pytest.raises(InvalidBudget, match=r"budget .* is not understood: give bytes as a whole"):
         parse_budget(text, PEAK)
 
 

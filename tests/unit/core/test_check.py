@@ -106,7 +106,7 @@ def test_bad_schedule(steps, sentence):
 def test_missing_output():
     problem = Problem((Value("x", 1), Value("y", 1)), (Op("f", 1, (), (0,)), Op("g", 1, (), (1,))))
     check_schedule(problem, Schedule(()))
-    with pytest.raises(InvalidSchedule, match="output value 1 .'y'. is never produced"):
+    with pytest.raises(InvalidSchedule, match=r"output value 1 .'y'. is never produced"):
         check_schedule(replace(problem, outputs=(1,)), Schedule((0,)))
 
 
