@@ -76,6 +76,8 @@ void limit(Control& control, double time_limit_s) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A problem that lives until the interpreter ends (a global) is no leak worth a warning.
+    nb::set_leak_warnings(false);
     m.doc() = "Rekindle's native core: simulation and search over problems given as flat lists.";
 
     nb::class_<Problem>(m, "Problem")

@@ -146,7 +146,8 @@ class Walk {
         }
     }
 
-    // Values of run-once ops cannot come back: they stay until nothing can need them.
+    // Values that cannot come back (run-once ops made them, or what they are made from is gone)
+    // stay until nothing can need them.
     void fix(Id v) { fixed_[idx(v)] = 1; }
 
     std::size_t next_use(Id v) {
@@ -201,12 +202,50 @@ class Walk {
         for (Id v : p.outputs[op]) ++pins_[idx(v)];
         bool fits = true;
         while (fits && used_ + fresh > limit_) {
+            if (release(false)) continue;
             const Id victim = choose();
-            fits = victim >= 0;
-            if (fits) drop(victim);
+            if (victim >= 0) {
+                drop(victim);
+            } else {
+                fits = release(true);
+            }
         }
         for (Id v : p.outputs[op]) --pins_[idx(v)];
         return fits;
+    }
+
+    // Frees a value that cannot come back and is only kept in case something made from it must be
+    // brought back: what is made from it is fixed in its place. Without `anyway`, only where that
+    // fixes no more bytes (beyond the final outputs) than it frees. The largest such value goes.
+    bool release(bool anyway) {
+        Id best = -1;
+        for (Id v : alive_) {
+            if (!fixed_[idx(v)] || newest_held_[idx(v)] || is_target_[idx(v)]) continue;
+            if (pins_[idx(v)] > 0 || p.size_of(v) == 0 || next_use(v) != never) continue;
+            if (best >= 0 && p.size_of(v) <= p.size_of(best)) continue;
+            if (can_release(v, anyway)) best = v;
+        }
+        if (best < 0) return false;
+        for (Id i : p.readers[best]) {
+            if (p.is_once(i)) continue;
+            for (Id w : p.outputs[i])
+                if (last_need_[idx(w)] >= now_) fix(w);
+        }
+        drop(best);
+        return true;
+    }
+
+    bool can_release(Id v, bool anyway) {
+        std::int64_t newly_fixed = 0;
+        for (Id i : p.readers[v]) {
+            if (p.is_once(i)) continue;  // has run (v has no next use) and never runs again
+            for (Id w : p.outputs[i]) {
+                if (last_need_[idx(w)] < now_) continue;
+                if (!live_[idx(w)]) return false;
+                if (!fixed_[idx(w)] && !is_target_[idx(w)]) newly_fixed += p.size_of(w);
+            }
+        }
+        return anyway || newly_fixed <= p.size_of(v);
     }
 
     Id choose() {
