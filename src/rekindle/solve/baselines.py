@@ -105,8 +105,8 @@ class Floor:
     def _search(
         self, problem: Problem, budget: int, deadline: float
     ) -> tuple[list[Sequence[int]], str]:
-        """For each order of the ops: the order itself, the walk at the budget, and ever smaller
-        limits."""
+        """For each order of the ops: the order itself, the walk at the budget and just below it,
+        then ever smaller limits."""
         found: list[Sequence[int]] = []
         try:
             for order in _orders(problem, deadline):
@@ -136,8 +136,12 @@ class Floor:
 
         low = trivial_floor(problem)
         high = simulate(problem, Schedule(tuple(order))).peak
-        if low <= budget < high:
-            walk(budget)
+        if high <= budget:
+            return
+        if low <= budget and walk(budget) is not None:
+            # The walk is not monotone: a little less room may come out cheaper.
+            for k in range(1, 5):
+                walk(budget - (budget - low) * k // 32)
         # Downwards in steps, not by bisection: a limit that can be met is found fast, while one
         # that cannot is given up only after many steps.
         stride = (high - low) // 8 + 1
