@@ -86,6 +86,8 @@ const char* ended_by(const Control& control) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A problem that lives until the interpreter ends (a global) is no leak worth a warning.
+    nb::set_leak_warnings(false);
     m.doc() = "Rekindle's native core: simulation and search over problems given as flat lists.";
 
     nb::class_<Problem>(m, "Problem")

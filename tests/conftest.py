@@ -67,7 +67,8 @@ class TorchvisionOnCpu:
             self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-sys.meta_path.insert(0, TorchvisionOnCpu())
+TORCHVISION_ON_CPU = TorchvisionOnCpu()  # kept here: it holds the operators
+sys.meta_path.insert(0, TORCHVISION_ON_CPU)
 
 
 def _devices() -> list[str]:
