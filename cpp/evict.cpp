@@ -214,8 +214,7 @@ bool EvictWalk::make_room(Id op) {
     const bool base_step = stack_.size() == 1;
     for (std::size_t k = 0; k < pairs.size(); k += 2) {
         const Id v = pairs[k];
-        if (live_[idx(pairs[k + 1])] || pins_[idx(v)] > 1 || fixed_[idx(v)] || is_target_[idx(v)])
-            continue;
+        if (live_[idx(pairs[k + 1])] || is_target_[idx(v)] || !may_die(v, op)) continue;
         const std::size_t after = base_step ? now_ + 1 : now_;
         if (next_use(v, after) == never && !helps_missing(v)) {
             dying_.push_back(v);
@@ -237,13 +236,19 @@ bool EvictWalk::make_room(Id op) {
     return fits;
 }
 
+// Whether the input v of `op` may go with this step: nobody else needs it at once, it can come back,
+// and it is not what the loss op leaves to the caller.
+bool EvictWalk::may_die(Id v, Id op) const {
+    if (pins_[idx(v)] > 1 || fixed_[idx(v)]) return false;
+    return op != p.loss || std::find(p.held.begin(), p.held.end(), v) == p.held.end();
+}
+
 // Nothing else is left: an in-place output takes the place of an input that is still wanted later.
 bool EvictWalk::overwrite(Id op, std::int64_t& fresh) {
     const auto pairs = p.inplace[op];
     for (std::size_t k = 0; k < pairs.size(); k += 2) {
         const Id v = pairs[k];
-        if (live_[idx(pairs[k + 1])] || pins_[idx(v)] > 1 || fixed_[idx(v)] || p.size_of(v) == 0)
-            continue;
+        if (live_[idx(pairs[k + 1])] || p.size_of(v) == 0 || !may_die(v, op)) continue;
         if (std::find(dying_.begin(), dying_.end(), v) != dying_.end()) continue;
         dying_.push_back(v);
         fresh -= p.size_of(v);

@@ -56,6 +56,7 @@ class EvictWalk {
     void drop(Id v);
     void finish(Id v);
     bool make_room(Id op);
+    bool may_die(Id v, Id op) const;
     bool overwrite(Id op, std::int64_t& fresh);
     bool release(bool anyway);
     bool can_release(Id v, bool anyway) const;
