@@ -161,8 +161,11 @@ class Annealer {
     }
 
     void lower() {
-        if (unsaved_smallest_) save_smallest();
         const std::int64_t peak = line_.peak();
+        if (smallest_ < 0 || peak < smallest_) {
+            smallest_ = peak;
+            unsaved_smallest_ = true;
+        }
         line_.set_budget(std::max(options_.budget, peak - 1 - (peak >> 8)));
         soften();
         if (line_.excess() == 0) notice();
@@ -219,8 +222,8 @@ class Annealer {
 
     // Dearer while the budget is not met, cheaper while it is: the search stays at the border.
     void adapt_price() {
-        price_ *= met_ ? 0.97 : 1.04;
-        price_ = std::clamp(price_, first_price_ * 1e-4, first_price_ * 1e4);
+        price_ *= met_ ? 0.985 : 1.015;
+        price_ = std::clamp(price_, first_price_ * 1e-6, first_price_ * 1e6);
         met_ = line_.excess() == 0;
     }
 

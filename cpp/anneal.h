@@ -40,9 +40,9 @@ struct AnnealOptions {
     std::uint64_t seed = 0;
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
-    double hot = 10, cold = 0.02;
+    double hot = 50, cold = 0.02;
     // `area` also feels memory above soft * B, at soft_weight times the price.
-    double soft = 0.9, soft_weight = 0.02;
+    double soft = 0.97, soft_weight = 0.1;
 };
 
 struct AnnealResult {

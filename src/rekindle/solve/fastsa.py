@@ -40,7 +40,7 @@ class FastSA:
     max_moves: int = 4_000_000  # per seed; with the same seed it gives the same schedule
     num_seeds: int = 1
     num_threads: int = 1
-    hot: float = 10.0  # temperatures in mean op costs
+    hot: float = 50.0  # temperatures in mean op costs
     cold: float = 0.02
 
     name: ClassVar[str] = "fastsa"
