@@ -282,6 +282,10 @@ NB_MODULE(_native, m) {
                     nb::gil_scoped_acquire gil;
                     return (*custom)(peak, cost);
                 };
+            for (const auto& start : starts)
+                if (!simulate(problem, start).valid())
+                    throw nb::value_error("anneal: a start is not a valid schedule");
+            if (starts.empty()) throw nb::value_error("anneal: no start");
             nb::gil_scoped_release release;
             Control control;
             limit(control, time_limit_s);
