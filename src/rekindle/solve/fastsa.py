@@ -24,7 +24,7 @@ that a schedule which runs every op once is optimal, and "infeasible" means noth
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all
@@ -161,7 +161,7 @@ class FastSA:
             **self._native_options(search.problem, search.budget),
         )
 
-    def _native_options(self, problem: Problem, budget: int) -> dict[str, object]:
+    def _native_options(self, problem: Problem, budget: int) -> dict[str, Any]:
         # The paper scales sizes so that the largest value is 10 and uses base 2 (C.2).
         largest = max((value.size for value in problem.values), default=0)
         return {
@@ -244,7 +244,7 @@ class _Search:
             self.best = (cost, trace.peak, list(ops))
             report(Progress(self.name, time.monotonic() - self.start, cost, self.bound))
 
-    def stage(self, stage: _Stage, num_moves: int, **options: object) -> None:
+    def stage(self, stage: _Stage, num_moves: int, **options: Any) -> None:
         best = (self.best or self.smallest or (0, 0, []))[2]
         start = list(keep_all(self.problem).ops) if stage.afresh else best
         for ops in self.anneal(self.problem, [start], stage, num_moves, **options):
@@ -258,7 +258,7 @@ class _Search:
         num_moves: int,
         *,
         enough: int | None = None,
-        **options: object,
+        **options: Any,
     ) -> list[list[int]]:
         first = self.seed * 100_000 + self.runs
         self.runs += stage.num_seeds
@@ -274,7 +274,7 @@ class _Search:
             cold=stage.cold,
             ratchet=stage.ratchet,
             enough=self.bound if enough is None else enough,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         return [r.best if r.within else r.smallest for r in results]
 
