@@ -202,7 +202,7 @@ def plan_joint(
     program = analyse(joint)
     description = None if options.device_profile is None else load_device(options.device_profile)
     profile = profile_nodes(
-        joint.graph.nodes,
+        joint.nodes,
         joint.device,
         how=options.profile,
         description=description,
