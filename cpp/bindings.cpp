@@ -284,6 +284,10 @@ NB_MODULE(_native, m) {
                     nb::gil_scoped_acquire gil;
                     return (*custom)(peak, cost);
                 };
+            for (const auto& start : starts)
+                if (!simulate(problem, start).valid())
+                    throw nb::value_error("anneal: a start is not a valid schedule");
+            if (starts.empty()) throw nb::value_error("anneal: no start");
             nb::gil_scoped_release release;
             Control control;
             limit(control, time_limit_s);
@@ -294,7 +298,7 @@ NB_MODULE(_native, m) {
             return std::tuple(std::move(results), std::string(ended));
         },
         "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,
-        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 10.0, "cold"_a = 0.02, "soft"_a = 0.9, "soft_weight"_a = 0.02, "smooth"_a = 0.0,
+        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 50.0, "cold"_a = 0.02, "soft"_a = 0.97, "soft_weight"_a = 0.1, "smooth"_a = 0.0,
         "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "enough"_a = -1,
         "custom"_a = nb::none(),
         "Simulated annealing, one run per seed, from valid schedules; (results, what ended it "
