@@ -8,10 +8,15 @@ from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.fastsa import FastSA, Reorder
+from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 
 SOLVERS: tuple[Solver, ...] = (
     Auto(),
     FastSA(),
+    Rotor(),
+    RotorFloating(),
+    Revolve(),
+    Sequential(),
     Reorder(),
     Floor(),
     Sqrt(),
