@@ -5,8 +5,10 @@ from difflib import get_close_matches
 from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.checkmate import Checkmate
 
 SOLVERS: tuple[Solver, ...] = (
+    Checkmate(),
     Sqrt(),
     Floor(),
     KeepAll(),
