@@ -6,9 +6,11 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.moccasin import Moccasin
 
 SOLVERS: tuple[Solver, ...] = (
     Checkmate(),
+    Moccasin(),
     Sqrt(),
     Floor(),
     KeepAll(),
