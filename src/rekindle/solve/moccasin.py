@@ -153,12 +153,10 @@ class _Search:
         )
 
     def _solve(self, model: RetentionModel, enough: Callable[[], bool]) -> "_Outcome":
-        def hear(schedule: Schedule | None, bound: int) -> bool:
-            if schedule is not None:
-                before = self.best_extra
-                self.offer(schedule)
-                return self.best_extra < before and enough()
-            return False
+        def hear(schedule: Schedule) -> bool:
+            before = self.best_extra
+            self.offer(schedule)
+            return self.best_extra < before and enough()
 
         outcome = _drive(model, self.options.workers, self.seed, self.time_left, hear)
         if outcome.interrupted:
@@ -201,7 +199,7 @@ def _drive(
     workers: int,
     seed: int,
     time_left: TimeLeft,
-    hear: Callable[[Schedule | None, int], bool],
+    hear: Callable[[Schedule], bool],
 ) -> _Outcome:
     """Runs CP-SAT in a second thread, so that Ctrl-C reaches Python at once. `hear` gets each
     schedule, in the caller's thread, and may end the search by answering True."""
@@ -214,12 +212,11 @@ def _drive(
     parameters.interleave_search = True  # the same seed gives the same search
     parameters.random_seed = seed % 2**31
     parameters.catch_sigint_signal = False
-    found: queue.SimpleQueue[dict[int, int]] = queue.SimpleQueue()
-    watched = model.run_variables()
+    found: queue.SimpleQueue[Schedule] = queue.SimpleQueue()
 
-    class Tell(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+    class Tell(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            found.put({x.index: self.value(x) for x in watched})
+            found.put(model.schedule(self.value))
 
     status: list[Any] = []
     thread = threading.Thread(
@@ -231,7 +228,7 @@ def _drive(
         try:
             thread.join(0.05)
             while not found.empty():
-                if hear(model.schedule(found.get()), 0) and not ended:
+                if hear(found.get()) and not ended:
                     ended = True
                     solver.stop_search()
         except KeyboardInterrupt:

@@ -5,7 +5,7 @@ numbered: with the order kept by the staged space, else freely.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,8 @@ Precedence = Literal["copies", "reservoir"]
 @dataclass(frozen=True, slots=True)
 class Run:
     active: Any  # a literal, or True
-    step: Any  # a variable, or a number
+    step: Any  # a number, or an expression
+    stage: Any = None  # the variable that the step follows from, if not itself
 
 
 @dataclass(slots=True)
@@ -35,9 +36,6 @@ class RetentionModel:
     end: int = field(init=False)  # the step after the last one
     runs: list[list[Run]] = field(init=False, default_factory=list)  # per op
     ends: dict[tuple[int, int], Any] = field(init=False, default_factory=dict)  # (value, run)
-    _steps: list[tuple[int, int]] = field(init=False)
-    _step_at: dict[tuple[int, int], int] = field(init=False)
-    _lasting: dict[tuple[int, int], Any] = field(init=False, default_factory=dict)
     _spans: dict[tuple[int, int], Any] = field(init=False, default_factory=dict)  # variable sizes
 
     def __post_init__(self) -> None:
@@ -45,10 +43,8 @@ class RetentionModel:
 
         self.cp = cp_model.CpModel()
         problem = self.stages.problem
-        self._steps = self.stages.steps
-        self._step_at = {place: k for k, place in enumerate(self._steps)}
         num_runs = sum(1 if op.once else self.max_runs for op in problem.ops)
-        self.end = len(self._steps) if self.keep_order else num_runs
+        self.end = len(problem.ops) ** 2 if self.keep_order else num_runs
         costs = [op.cost for op in problem.ops]
         self.cost_unit = _unit(costs, sum(costs) * self.max_runs)
         self.exact = all(cost % self.cost_unit == 0 for cost in costs)
@@ -69,53 +65,45 @@ class RetentionModel:
 
     def _add_runs(self, i: int) -> None:
         """(7), (6): the first run takes place; later ones may, each after the one before."""
-        if not self.keep_order:
-            steps: Sequence[int] = range(self.end)
-            first = Run(True, self._variable(steps, f"s{i}.0"))
+        num_ops = len(self.stages.problem.ops)
+        again = [int(t) for t in self.stages.runs[:, i].nonzero()[0]]
+        num_again = 0 if self.stages.problem.ops[i].once else self.max_runs - 1
+        if self.keep_order:
+            runs = [Run(True, self._step(i, i))]
+            num_again = min(num_again, len(again))
         else:
-            again = self.stages.runs[:, i].nonzero()[0]
-            steps = [self._step_at[int(t), i] for t in again]
-            first = Run(True, self._step_at[i, i])
-        runs = [first]
-        num_runs = 1 if self.stages.problem.ops[i].once else self.max_runs
-        for c in range(1, min(num_runs, len(steps) + 1)):
-            run = Run(self.cp.new_bool_var(f"a{i}.{c}"), self._variable(steps, f"s{i}.{c}"))
-            before = runs[-1]
+            runs = [Run(True, self._number(0, self.end - 1, f"s{i}.0"))]
+        for c in range(1, num_again + 1):
+            active = self.cp.new_bool_var(f"a{i}.{c}")
+            if self.keep_order:
+                # The stage is the variable, so that its domain has hardly a gap.
+                stage = self._one_of(again, f"t{i}.{c}")
+                self.cp.add(stage == again[0]).only_enforce_if(~active)
+                run = Run(active, num_ops * stage + i, stage)
+            else:
+                run = Run(active, self._number(0, self.end - 1, f"s{i}.{c}"))
             if c > 1:
-                self.cp.add_implication(run.active, before.active)
+                self.cp.add_implication(active, runs[-1].active)
             if c > 1 or not self.keep_order:
-                self.cp.add(run.step > before.step).only_enforce_if(run.active)
-            if self.keep_order:  # a run that does not take place has one step to be at
-                self.cp.add(run.step == steps[0]).only_enforce_if(~run.active)
+                self.cp.add(run.step > runs[-1].step).only_enforce_if(active)
             runs.append(run)
         self.runs.append(runs)
+
+    def _step(self, t: int, i: int) -> int:
+        """The number of the step of op i in stage t."""
+        return len(self.stages.problem.ops) * t + i
 
     def _add_copies(self, v: int, by: int) -> None:
         """(2), (3): each copy is kept for a while, until the next one is made at the latest."""
         runs = self.runs[by]
-        for c, run in enumerate(runs):
-            self.ends[v, c] = stop = self._variable(self._stops(v, by, c), f"e{v}.{c}")
-            following = runs[c + 1] if c + 1 < len(runs) else None
-            if following is not None:
+        first = self._step(by, by) if self.keep_order else 0
+        for c in range(len(runs)):
+            if c > 0 and self.keep_order:
+                first = self._step(int(self.stages.runs[:, by].argmax()), by)
+            self.ends[v, c] = stop = self._number(first + 1, self.end, f"e{v}.{c}")
+            if c + 1 < len(runs):
+                following = runs[c + 1]
                 self.cp.add(stop <= following.step).only_enforce_if(following.active)
-
-    def _stops(self, v: int, by: int, c: int) -> Iterable[int]:
-        """The steps up to which a copy may be kept: just after a read, or after its making."""
-        if not self.keep_order:
-            return range(1, self.end + 1)
-        problem = self.stages.problem
-        made = [self._step_at[by, by]]
-        if c > 0:
-            made = [self._step_at[int(t), by] for t in self.stages.runs[:, by].nonzero()[0]]
-        stops = {k + 1 for k in made}
-        for j in problem.readers[v]:
-            steps = [self._step_at[j, j]]
-            steps += [self._step_at[int(t), j] for t in self.stages.runs[:, j].nonzero()[0]]
-            late = 0 if self._overwrites(j, v) else 1
-            stops.update(k + late for k in steps if k > made[0])
-        if self.stages.stays[v]:
-            stops.add(self.end)
-        return stops
 
     def _overwrites(self, j: int, v: int) -> bool:
         return any(source == v for source, _ in self.stages.problem.ops[j].inplace)
@@ -254,29 +242,15 @@ class RetentionModel:
 
     # --- solutions and hints --------------------------------------------------------------------
 
-    def schedule(self, values: Mapping[Any, int]) -> Schedule:
-        """The schedule of a solution, given the value of each variable by its index."""
-
-        def of(x: Any) -> int:
-            return x if isinstance(x, int) else values[x.index]
-
+    def schedule(self, value: Callable[[Any], int]) -> Schedule:
+        """The schedule of a solution, given how an expression or a literal is evaluated."""
         placed = [
-            (of(run.step), i)
+            (run.step if isinstance(run.step, int) else value(run.step), i)
             for i, runs in enumerate(self.runs)
             for run in runs
-            if run.active is True or of(run.active)
+            if run.active is True or value(run.active)
         ]
         return Schedule(tuple(i for _, i in sorted(placed)))
-
-    def run_variables(self) -> list[Any]:
-        """The variables that a schedule follows from."""
-        return [
-            x
-            for runs in self.runs
-            for run in runs
-            for x in (run.active, run.step)
-            if not isinstance(x, int)
-        ]
 
     def hint(self, schedule: Schedule) -> None:
         """Suggests a schedule; runs that are no part of the model are left out of it."""
@@ -302,7 +276,9 @@ class RetentionModel:
                 here = c < len(made[i])
                 if run.active is not True:
                     self.cp.add_hint(run.active, here)
-                if here and not isinstance(run.step, int):
+                if here and run.stage is not None:
+                    self.cp.add_hint(run.stage, made[i][c] // len(self.runs))
+                elif here and not isinstance(run.step, int):
                     self.cp.add_hint(run.step, made[i][c])
                 for v in problem.ops[i].outputs if here else ():
                     self.cp.add_hint(self.ends[v, c], stop[v, c])
@@ -324,24 +300,24 @@ class RetentionModel:
         stage = 0
         for i in schedule.ops:
             if i == stage:
-                found.append((self._step_at[stage, i], i))
+                found.append((self._step(stage, i), i))
                 stage += 1
                 continue
             # In a row of slack stages the runs stand in the first one.
-            place = next((t for t in range(stage, i, -1) if (t, i) in self._step_at), None)
+            place = next((t for t in range(stage, i, -1) if self.stages.runs[t, i]), None)
             if place is not None:
-                found.append((self._step_at[place, i], i))
+                found.append((self._step(place, i), i))
         return sorted(set(found))
 
     # --- small pieces ---------------------------------------------------------------------------
 
-    def _variable(self, numbers: Iterable[int], name: str) -> Any:
+    def _number(self, low: int, high: int, name: str) -> Any:
+        return self.cp.new_int_var(low, high, name)
+
+    def _one_of(self, numbers: Sequence[int], name: str) -> Any:
         from ortools.sat.python import cp_model
 
-        if isinstance(numbers, range):
-            return self.cp.new_int_var(numbers[0], numbers[-1], name)
-        domain = cp_model.Domain.from_values(sorted(numbers))
-        return self.cp.new_int_var_from_domain(domain, name)
+        return self.cp.new_int_var_from_domain(cp_model.Domain.from_values(list(numbers)), name)
 
     def _if(self, literal: Any, relation: Any) -> None:
         """The relation, wherever the literal holds; a relation between numbers is decided now."""
