@@ -17,9 +17,13 @@ Each op may run up to C times (2 by default); each run gives each of its outputs
 - Objective (1): the cost of the runs.
 
 Phase 1 (Sec. 2.4) minimizes max(peak, budget) from keep-all; phase 2 minimizes the cost from there.
+CP-SAT often finds a first schedule sooner by itself, so phase 1 gets a part of the time only.
 With the order kept, a schedule that is known bounds the extra cost, and that bounds which runs can
-be part of a cheaper one: phase 2 starts again with fewer steps when that halves the model
+be part of a cheaper one: phase 2 starts again with fewer runs when that halves the model
 (`stages`).
+
+One worker is repeatable and the fastest up to about a hundred ops; beyond, the portfolio finds
+schedules where one worker finds none.
 
 The space: at most C runs per op; with the order kept, in stages. "Optimal" and the bound hold for
 that space. Sizes and costs beyond 2^40 units are rounded to the safe side, and nothing is proven
@@ -41,13 +45,17 @@ from rekindle.solve.progress import Progress, report
 from rekindle.solve.retention_model import Precedence, RetentionModel
 from rekindle.solve.stages import UNCAPPED, Stages, staged_like
 
+_SMALL = 128  # ops: one worker is enough
+
 
 @dataclass(frozen=True, slots=True)
 class Moccasin:
     max_runs: int = 2  # C: how often an op may run
     keep_order: bool = True
     precedence: Precedence = "copies"
-    workers: int = 8  # of CP-SAT's portfolio; they take turns where there are fewer cores
+    workers: int = 0  # of CP-SAT; 0: one for a small problem, else its portfolio of eight
+    repeatable: bool = False  # the portfolio takes turns: the same seed, the same search, slower
+    phase_1_share: float = 0.1  # of the time limit
 
     name: ClassVar[str] = "moccasin"
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
@@ -101,8 +109,8 @@ class _Search:
         infeasible = False
         if self.best is None:
             infeasible = self._phase_1()
-        while self.best is not None and self.least_extra < self.best_extra and not self.stopped_by:
-            self._phase_2()
+        while not infeasible and self.least_extra < self.best_extra and not self.stopped_by:
+            infeasible = self._phase_2()
         optimal = self.best is not None and self.least_extra >= self.best_extra
         if not optimal and not infeasible and not self.stopped_by:
             self.stopped_by = "time limit"
@@ -119,27 +127,30 @@ class _Search:
         model = self._model(UNCAPPED)
         model.minimize_peak(simulate(self.problem, keep_all(self.problem)).peak)
         model.hint(keep_all(self.problem))
-        outcome = self._solve(model, lambda: self.best is not None)
+        time_limit_s = self.options.phase_1_share * self.time_left()
+        outcome = self._solve(model, lambda: self.best is not None, time_limit_s)
         return self.best is None and outcome.proven and model.exact
 
-    def _phase_2(self) -> None:
-        """Improves the best schedule until it is proven, the time is up, or the model that is
-        enough for what is cheaper has become much smaller."""
-        assert self.best is not None
+    def _phase_2(self) -> bool:
+        """Improves the best schedule, or finds one, until it is proven, the time is up, or the
+        model that is enough for what is cheaper has become much smaller; True if it is proven
+        that there is none."""
         model = self._model(self.best_extra)
         model.minimize_cost()
-        model.hint(self.best)
+        if self.best is not None:
+            model.hint(self.best)
         size = _size(model.stages)
-        outcome = self._solve(model, lambda: 2 * _size(self._stages(self.best_extra)) < size)
-        self.least_extra = max(
-            self.least_extra, min(outcome.bound * model.cost_unit, self.best_extra)
+        outcome = self._solve(
+            model, lambda: 2 * _size(self._stages(self.best_extra)) < size, self.time_left()
         )
+        bound = outcome.bound * model.cost_unit
+        self.least_extra = max(self.least_extra, min(bound, self.best_extra))
         if outcome.proven and model.exact:
             self.least_extra = self.best_extra
-        elif outcome.interrupted:
-            self.stopped_by = "interrupt"
-        elif not outcome.ended:
+            return self.best is None
+        if not outcome.ended and not self.stopped_by:
             self.stopped_by = "time limit"
+        return False
 
     def _stages(self, cap: int) -> Stages:
         return Stages.of(
@@ -152,13 +163,16 @@ class _Search:
             self._stages(cap), options.max_runs, options.keep_order, options.precedence
         )
 
-    def _solve(self, model: RetentionModel, enough: Callable[[], bool]) -> "_Outcome":
+    def _solve(
+        self, model: RetentionModel, enough: Callable[[], bool], time_limit_s: float
+    ) -> "_Outcome":
         def hear(schedule: Schedule) -> bool:
             before = self.best_extra
             self.offer(schedule)
             return self.best_extra < before and enough()
 
-        outcome = _drive(model, self.options.workers, self.seed, self.time_left, hear)
+        workers = self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
+        outcome = _drive(model, workers, self.options.repeatable, self.seed, time_limit_s, hear)
         if outcome.interrupted:
             self.stopped_by = "interrupt"
         return outcome
@@ -197,8 +211,9 @@ def _size(stages: Stages) -> int:
 def _drive(
     model: RetentionModel,
     workers: int,
+    repeatable: bool,
     seed: int,
-    time_left: TimeLeft,
+    time_limit_s: float,
     hear: Callable[[Schedule], bool],
 ) -> _Outcome:
     """Runs CP-SAT in a second thread, so that Ctrl-C reaches Python at once. `hear` gets each
@@ -207,9 +222,9 @@ def _drive(
 
     solver = cp_model.CpSolver()
     parameters = solver.parameters
-    parameters.max_time_in_seconds = max(0.01, time_left())
+    parameters.max_time_in_seconds = max(0.01, time_limit_s)
     parameters.num_workers = workers
-    parameters.interleave_search = True  # the same seed gives the same search
+    parameters.interleave_search = repeatable and workers > 1
     parameters.random_seed = seed % 2**31
     parameters.catch_sigint_signal = False
     found: queue.SimpleQueue[Schedule] = queue.SimpleQueue()
