@@ -112,20 +112,23 @@ def staged_solution(
         proven_infeasible=result.infeasible,
     )
     if solution.schedule is None:
-        if result.stopped_by == "time limit" and budget >= trivial_floor(problem):
-            return _replaced(solution, Status.TIME_LIMIT, None, "")
-        return solution
+        return without_schedule(problem, budget, solution)
     cost = simulate(problem, solution.schedule).cost
     if cost < result.bound:
         return solution
     if result.optimal:
         message = f"proven optimal over {space}"
-        return _replaced(solution, Status.OPTIMAL, cost, message)
-    return _replaced(solution, Status.FEASIBLE, result.bound, "")
+        return replace(solution, status=Status.OPTIMAL, bound=cost, message=message)
+    return replace(solution, status=Status.FEASIBLE, bound=result.bound)
 
 
-def _replaced(solution: Solution, status: Status, bound: int | None, message: str) -> Solution:
-    return replace(solution, status=status, bound=bound, message=message)
+def without_schedule(problem: Problem, budget: int, solution: Solution) -> Solution:
+    """A search that ended at its time limit with nothing says so, unless the budget is
+    infeasible by inspection."""
+    ended = solution.schedule is None and solution.stopped_by == "time limit"
+    if ended and budget >= trivial_floor(problem):
+        return replace(solution, status=Status.TIME_LIMIT, message="")
+    return solution
 
 
 def cheapest_staged(
@@ -316,8 +319,14 @@ def round_kept(
     of a stage; the runs follow from that. The results may be above the budget."""
     kept = staged.kept_at_stages(x)
     found = {}
+    counts = set()
     for threshold in thresholds:
-        sets = [set(np.flatnonzero(row > threshold).tolist()) for row in kept]
+        above = kept > threshold
+        count = int(above.sum())
+        if count in counts:  # then it is the same set: sets shrink as the threshold rises
+            continue
+        counts.add(count)
+        sets = [set(np.flatnonzero(row).tolist()) for row in above]
         schedule = runs_for_kept(staged.stages.problem, sets)
         found[schedule.ops] = schedule
     return list(found.values())

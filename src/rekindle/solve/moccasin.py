@@ -137,7 +137,8 @@ class _Search:
         that there is none."""
         model = self._model(self.best_extra)
         model.minimize_cost()
-        if self.best is not None:
+        if self.best is not None and (self._workers() == 1 or 20 * self.best_extra <= self.total):
+            # From a dear start the portfolio's neighbourhoods take long to come down.
             model.hint(self.best)
         size = _size(model.stages)
         outcome = self._solve(
@@ -151,6 +152,9 @@ class _Search:
         if not outcome.ended and not self.stopped_by:
             self.stopped_by = "time limit"
         return False
+
+    def _workers(self) -> int:
+        return self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
 
     def _stages(self, cap: int) -> Stages:
         return Stages.of(
@@ -171,7 +175,7 @@ class _Search:
             self.offer(schedule)
             return self.best_extra < before and enough()
 
-        workers = self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
+        workers = self._workers()
         outcome = _drive(model, workers, self.options.repeatable, self.seed, time_limit_s, hear)
         if outcome.interrupted:
             self.stopped_by = "interrupt"

@@ -6,11 +6,13 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.checkmate_lp import CheckmateLP
 from rekindle.solve.moccasin import Moccasin
 
 SOLVERS: tuple[Solver, ...] = (
     Checkmate(),
     Moccasin(),
+    CheckmateLP(),
     Sqrt(),
     Floor(),
     KeepAll(),
