@@ -5,18 +5,12 @@ which each op stands once to C times.
 """
 
 import pytest
-from staged_brute_force import cheapest_by_force, random_problem
+from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
-from rekindle.core import Problem, Schedule, Status, keep_all, simulate
+from rekindle.core import Problem, Schedule, Solution, Status, simulate
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import run_solver
-from rekindle.solve.base import trivial_floor
 from rekindle.solve.moccasin import Moccasin
-
-
-def budget_between(problem: Problem, part: float) -> int:
-    low, high = trivial_floor(problem), simulate(problem, keep_all(problem)).peak
-    return max(1, low + int(part * (high - low)))
 
 
 def cheapest_sequence(problem: Problem, budget: int, max_runs: int) -> int | None:
@@ -57,7 +51,7 @@ def cheapest_sequence(problem: Problem, budget: int, max_runs: int) -> int | Non
 @pytest.mark.parametrize("part", [0.2, 0.7])
 @pytest.mark.parametrize("seed", range(3000, 3040))
 def test_order_kept(seed: int, part: float) -> None:
-    problem = random_problem(seed, max_ops=6)
+    problem = small_problem(seed, 6)
     budget = budget_between(problem, part)
     solution = run_solver(Moccasin(), problem, budget, time_limit_s=60)
 
@@ -71,7 +65,7 @@ def test_order_kept(seed: int, part: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3100, 3120))
 def test_reservoir_gives_the_same(seed: int) -> None:
-    problem = random_problem(seed, max_ops=6)
+    problem = small_problem(seed, 6)
     budget = budget_between(problem, 0.5)
     by_copies = run_solver(Moccasin(), problem, budget, time_limit_s=60)
     by_reservoir = run_solver(Moccasin(precedence="reservoir"), problem, budget, time_limit_s=60)
@@ -81,7 +75,7 @@ def test_reservoir_gives_the_same(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3200, 3210))
 def test_three_runs(seed: int) -> None:
-    problem = random_problem(seed, max_ops=6)
+    problem = small_problem(seed, 6)
     budget = budget_between(problem, 0.2)
     solution = run_solver(Moccasin(max_runs=3), problem, budget, time_limit_s=60)
 
@@ -95,16 +89,13 @@ def test_three_runs(seed: int) -> None:
 @pytest.mark.parametrize("part", [0.0, 0.5])
 @pytest.mark.parametrize("seed", range(3300, 3330))
 def test_any_order(seed: int, part: float) -> None:
-    problem = random_problem(seed, max_ops=4)
+    problem = small_problem(seed, 4)
     budget = budget_between(problem, part)
     solution = run_solver(Moccasin(keep_order=False), problem, budget, time_limit_s=60)
     assert_equals(problem, solution, cheapest_sequence(problem, budget, max_runs=2))
 
 
-def assert_equals(problem: Problem, solution: object, best: int | None) -> None:
-    from rekindle.core import Solution
-
-    assert isinstance(solution, Solution)
+def assert_equals(problem: Problem, solution: Solution, best: int | None) -> None:
     if best is None:
         assert solution.status is Status.INFEASIBLE
         assert solution.message.startswith("proven")
