@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
-from rekindle.core import Problem, Schedule, Status, keep_all, simulate
+from rekindle.core import Schedule, Status, keep_all, simulate
 from rekindle.solve import run_solver
 from rekindle.solve.checkmate import Checkmate, cheapest_staged, saved_at_loss
+from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
-CASES = [(seed, part) for seed in range(60) for part in (0.25, 0.6)]
+CASES = [(seed, part) for seed in range(40) for part in (0.25, 0.6)]
 
 
 @pytest.mark.parametrize(("seed", "part"), CASES)
@@ -27,7 +27,7 @@ def test_equals_brute_force(seed: int, part: float) -> None:
         assert simulate(problem, solution.schedule).cost == best == solution.bound
 
 
-@pytest.mark.parametrize("seed", range(1000, 1025))
+@pytest.mark.parametrize("seed", range(1000, 1015))
 def test_nothing_of_eight_ops_is_cheaper(seed: int) -> None:
     problem = small_problem(seed, 8)
     for part in (0.5, 0.75, 1.0):
@@ -42,7 +42,7 @@ def test_nothing_of_eight_ops_is_cheaper(seed: int) -> None:
     assert cheapest_by_force(problem, lambda s: simulate(problem, s).peak <= budget, cost) is None
 
 
-@pytest.mark.parametrize("seed", range(2000, 2060))
+@pytest.mark.parametrize("seed", range(2000, 2040))
 def test_what_is_saved_across_the_loss(seed: int) -> None:
     problem = small_problem(seed, 6)
     rng = random.Random(seed)

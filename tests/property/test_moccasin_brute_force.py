@@ -5,12 +5,12 @@ which each op stands once to C times.
 """
 
 import pytest
-from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 from rekindle.core import Problem, Schedule, Solution, Status, simulate
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import run_solver
 from rekindle.solve.moccasin import Moccasin
+from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 
 def cheapest_sequence(problem: Problem, budget: int, max_runs: int) -> int | None:
@@ -49,7 +49,7 @@ def cheapest_sequence(problem: Problem, budget: int, max_runs: int) -> int | Non
 
 
 @pytest.mark.parametrize("part", [0.2, 0.7])
-@pytest.mark.parametrize("seed", range(3000, 3040))
+@pytest.mark.parametrize("seed", range(3000, 3025))
 def test_order_kept(seed: int, part: float) -> None:
     problem = small_problem(seed, 6)
     budget = budget_between(problem, part)
@@ -63,7 +63,7 @@ def test_order_kept(seed: int, part: float) -> None:
     assert_equals(problem, solution, best)
 
 
-@pytest.mark.parametrize("seed", range(3100, 3120))
+@pytest.mark.parametrize("seed", range(3100, 3110))
 def test_reservoir_gives_the_same(seed: int) -> None:
     problem = small_problem(seed, 6)
     budget = budget_between(problem, 0.5)
@@ -87,7 +87,7 @@ def test_three_runs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])
-@pytest.mark.parametrize("seed", range(3300, 3330))
+@pytest.mark.parametrize("seed", range(3300, 3320))
 def test_any_order(seed: int, part: float) -> None:
     problem = small_problem(seed, 4)
     budget = budget_between(problem, part)

@@ -22,7 +22,7 @@ of an op.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.solve.base import answer, trivial_floor
-from rekindle.solve.clock import TimeLeft
+from rekindle.solve.clock import OutOfTime, TimeLeft
 from rekindle.solve.highs import Backend, MIPAnswer, Outcome, solve_mip
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged_model import StagedModel
@@ -182,6 +182,8 @@ class _Search:
             infeasible = self._deepen()
         except KeyboardInterrupt:
             self.stopped_by = "interrupt"
+        except OutOfTime:
+            self.stopped_by = "time limit"
         optimal = self.best is not None and self.least_extra >= self.best_extra
         if not optimal and not infeasible and not self.stopped_by:
             self.stopped_by = "time limit"
@@ -213,8 +215,8 @@ class _Search:
 
     def level(self, stages: Stages) -> bool:
         """Searches all staged schedules with an extra cost within the cap; True if it could."""
-        staged = StagedModel(stages)
-        relaxed = staged.relax(self.time_left)
+        staged = StagedModel(stages, self.time_left)
+        relaxed = staged.relax()
         if relaxed.interrupted:
             self.stopped_by = "interrupt"
             return False
@@ -226,10 +228,11 @@ class _Search:
         assert relaxed.reduced_costs is not None
         for schedule in round_kept(staged, relaxed.x):
             self.offer(schedule)
+            self.time_left.check()
         if relaxed.objective > self._limit(stages, staged.scale):
             return True
         worthwhile = self._worthwhile(staged, relaxed.objective, relaxed.reduced_costs)
-        return self._mip(StagedModel(stages.only(worthwhile)))
+        return self._mip(StagedModel(stages.only(worthwhile), self.time_left))
 
     def _limit(self, stages: Stages, scale: float) -> float:
         """What a schedule worth finding costs at most, in the objective's unit."""
@@ -281,7 +284,7 @@ class _Search:
         if margin > 0:
             self.stopped_by = "numerical tolerance"
             return False
-        ended = self._mip(StagedModel(staged.stages), _MARGIN)
+        ended = self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)
         proven = result.bound >= self.best_extra / staged.scale - 2 * _TOLERANCE
         return ended and proven
 
@@ -314,11 +317,10 @@ class _Search:
 
 def round_kept(
     staged: StagedModel, x: Floats, thresholds: Sequence[float] = _THRESHOLDS
-) -> list[Schedule]:
+) -> Iterator[Schedule]:
     """Two-phase rounding: what the relaxation keeps by more than a threshold is kept at the begin
     of a stage; the runs follow from that. The results may be above the budget."""
     kept = staged.kept_at_stages(x)
-    found = {}
     counts = set()
     for threshold in thresholds:
         above = kept > threshold
@@ -327,9 +329,7 @@ def round_kept(
             continue
         counts.add(count)
         sets = [set(np.flatnonzero(row).tolist()) for row in above]
-        schedule = runs_for_kept(staged.stages.problem, sets)
-        found[schedule.ops] = schedule
-    return list(found.values())
+        yield runs_for_kept(staged.stages.problem, sets)
 
 
 def saved_at_loss(problem: Problem, schedule: Schedule) -> int:

@@ -22,7 +22,7 @@ from typing import ClassVar
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.base import answer, trivial_floor
 from rekindle.solve.checkmate import round_kept, without_schedule
-from rekindle.solve.clock import TimeLeft
+from rekindle.solve.clock import OutOfTime, TimeLeft
 from rekindle.solve.highs import LPAnswer, Outcome
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged_model import StagedModel
@@ -71,10 +71,13 @@ class CheckmateLP:
                     if trace.peak <= budget and (best is None or trace.cost < best):
                         best = trace.cost
                         report(Progress(self.name, time_left.elapsed_s, best))
+                    time_left.check()
                 if best is not None:
                     break
         except KeyboardInterrupt:
             stopped_by = "interrupt"
+        except OutOfTime:
+            stopped_by = "time limit"
         if not stopped_by and best is None and time_left() <= 0:
             stopped_by = "time limit"
         # Every op runs at least once.
@@ -101,8 +104,8 @@ class CheckmateLP:
             cap = max(1, total // 1024)
             while time_left() > 0:
                 stages = Stages.of(problem, max(floor, int(part * budget)), cap=cap)
-                staged = StagedModel(stages)
-                relaxed = staged.relax(time_left)
+                staged = StagedModel(stages, time_left)
+                relaxed = staged.relax()
                 if relaxed.outcome is not Outcome.INFEASIBLE:
                     yield staged, relaxed
                 if stages.complete:
