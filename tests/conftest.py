@@ -1,6 +1,7 @@
 """What the tests that need torch share: devices, threads, determinism."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -8,6 +9,8 @@ import pytest
 # CPU results independent of how work was split.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Measurements of a test run are of no use to anybody else.
+os.environ["REKINDLE_CACHE_DIR"] = tempfile.mkdtemp(prefix="rekindle-tests-")
 
 
 def _devices() -> list[str]:

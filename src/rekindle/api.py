@@ -173,6 +173,8 @@ def rematerialize(
         on_progress,
     )
     first = make_plan(options, model, args, kwargs or {})
+    if device_budget is not None:  # later plans share what this one was given
+        options = dataclasses.replace(options, budget=first.budget_bytes, device_budget=None)
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
@@ -202,7 +204,7 @@ def plan_joint(
     program = analyse(joint)
     description = None if options.device_profile is None else load_device(options.device_profile)
     profile = profile_nodes(
-        joint.graph.nodes,
+        joint.nodes,
         joint.device,
         how=options.profile,
         description=description,

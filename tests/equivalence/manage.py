@@ -16,7 +16,12 @@ def manage(example: Example, schedule: str = "keep-all", **options: Any) -> nn.M
     """The managed module; a call that its plan does not cover raises, so that a comparison with
     eager can never be one of eager with itself."""
     args, kwargs = example.inputs(0)
-    options = {"on_miss": "raise", "schedule": SCHEDULES[schedule], **options}
+    options = {
+        "on_miss": "raise",
+        "schedule": SCHEDULES[schedule],
+        "profile": "estimate",
+        **options,
+    }
     return rekindle.rematerialize(example.model, args, kwargs, **options)
 
 
