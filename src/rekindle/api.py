@@ -194,7 +194,10 @@ def make_plan(
         if options.budget is not None:
             raise TypeError("give budget (of a step) or device_budget (of the device), not both")
         residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
-        given = device_budget_of(options.device_budget, joint.device, residents, options.headroom)
+        described = options.device_profile and load_device(options.device_profile).memory_bytes
+        given = device_budget_of(
+            options.device_budget, joint.device, residents, options.headroom, described or None
+        )
     return plan_joint(options, joint, type(model).__name__, given)
 
 
