@@ -267,9 +267,14 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
 def _solve_as_allocated(options: Options, predictor: Predictor, budget: int) -> Solution:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
     larger than their requests, the excess is taken off the solver's budget."""
-    target = budget
+    problem = predictor.problem
+    whole, simulated = predictor.peak_bytes(keep_all(problem)), simulate(problem, keep_all(problem))
+    if whole <= budget or not simulated.peak:
+        target = budget
+    else:
+        target = budget * simulated.peak // whole
     for _ in range(4):
-        solution = _solve(options, predictor.problem, target)
+        solution = _solve(options, problem, target)
         if solution.schedule is None:
             return solution
         excess = predictor.peak_bytes(solution.schedule) - budget
