@@ -66,7 +66,9 @@ class MLPMixer(nn.Module):
     def __init__(self, size: int, patch: int, width: int, depth: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(MixerBlock((size // patch) ** 2, width) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(MixerBlock((size // patch) ** 2, width) for _ in range(depth))
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
@@ -116,7 +118,11 @@ class LoRAStack(nn.Sequential):
     def __init__(self, width: int, rank: int, depth: int) -> None:
         layers: list[nn.Module] = []
         for _ in range(depth):
-            layers += [nn.LayerNorm(width).requires_grad_(False), LoRALinear(width, rank), nn.GELU()]
+            layers += [
+                nn.LayerNorm(width).requires_grad_(False),
+                LoRALinear(width, rank),
+                nn.GELU(),
+            ]
         super().__init__(*layers)
 
 

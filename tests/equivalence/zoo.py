@@ -233,9 +233,7 @@ def image_model(
         def inputs(step: int) -> Inputs:
             return (gaussian(step, device, batch, 3, size, size, requires_grad=True),), {}
 
-        return Example(
-            prepared(build(), device), inputs, cross_entropy(10), optimizer=optimizer
-        )
+        return Example(prepared(build(), device), inputs, cross_entropy(10), optimizer=optimizer)
 
     return make
 
@@ -408,7 +406,9 @@ CASES = (
         ),
         ("transformers",),
     ),
-    Case("llama", language_model("LlamaForCausalLM", "LlamaConfig", **LLAMA_LIKE), ("transformers",)),
+    Case(
+        "llama", language_model("LlamaForCausalLM", "LlamaConfig", **LLAMA_LIKE), ("transformers",)
+    ),
     Case(
         "qwen3",
         language_model("Qwen3ForCausalLM", "Qwen3Config", head_dim=16, **LLAMA_LIKE),
