@@ -5,6 +5,7 @@ gradients of parameters and inputs, buffers, parameters after the optimizer, the
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -65,9 +66,10 @@ def train(
     call: nn.Module | None = None,
     *,
     steps: int = 3,
-    backward: Callable[[Any], None] | None = None,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Record:
-    """Runs `steps` steps through `call` (the example's own model where there is none)."""
+    """Runs `steps` steps through `call` (the example's own model where there is none), forward and
+    loss inside of `around()`."""
     model = example.model
     call = model if call is None else call
     optimizer = example.make_optimizer()
@@ -76,15 +78,13 @@ def train(
     seed(7)
     for step in range(steps):
         args, kwargs = example.inputs(step)
-        output = call(*args, **kwargs)
-        record_output(record, f"step {step}", output)
-        record_state(record, f"step {step} after forward", call, device)
-        if backward is None:
+        with around():
+            output = call(*args, **kwargs)
+            record_output(record, f"step {step}", output)
+            record_state(record, f"step {step} after forward", call, device)
             loss = example.loss(output)
-            record[f"step {step} loss"] = keep(loss)
-            loss.backward()
-        else:
-            backward(output)
+        record[f"step {step} loss"] = keep(loss)
+        loss.backward()
         record_gradients(record, f"step {step}", call, (args, kwargs))
         optimizer.step()
         optimizer.zero_grad()

@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 import rekindle
 from equivalence.compare import Record, assert_same, train
-from equivalence.schedules import SCHEDULES
+from equivalence.schedules import SCHEDULES, Scheduler
 from equivalence.zoo import Example, Inputs
 
 
-def manage(example: Example, schedule: str = "keep-all", **options: Any) -> nn.Module:
+def manage(example: Example, schedule: str | Scheduler = "keep-all", **options: Any) -> nn.Module:
     """The managed module; a call that its plan does not cover raises, so that a comparison with
     eager can never be one of eager with itself."""
     args, kwargs = example.inputs(0)
-    options = {"on_miss": "raise", "schedule": SCHEDULES[schedule], **options}
+    if isinstance(schedule, str):
+        schedule = SCHEDULES[schedule]
+    options = {"on_miss": "raise", "schedule": schedule, **options}
     return rekindle.rematerialize(example.model, args, kwargs, **options)
 
 
@@ -40,7 +42,7 @@ def example_of(
 def assert_trains_alike(
     make: Callable[[], Example], schedule: str, device: torch.device, **options: Any
 ) -> tuple[nn.Module, Record]:
-    """Three steps, eager and managed, equal to the bit. `make` builds the same example each time."""
+    """Three steps, eager and managed, equal to the bit. `make` builds the example anew."""
     expected = train(make())
     again = train(make()) if device.type == "cuda" else None
     example = make()
