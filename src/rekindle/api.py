@@ -1,9 +1,10 @@
 """`plan` and `rematerialize`: the line itself, one call per stage."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,6 @@ from rekindle.core import (
 )
 from rekindle.errors import BudgetInfeasible
 from rekindle.formulate import formulate
-from rekindle.lower.emit import emit
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
 from rekindle.lower.run import Runner
 from rekindle.profile import (
@@ -178,7 +178,7 @@ def rematerialize(
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
-        functools.partial(plan_joint, options),
+        functools.partial(plan_again, options),
         loss_fn,
     )
     manager.add(model, first, args, kwargs or {})
@@ -199,6 +199,17 @@ def make_plan(
             options.device_budget, joint.device, residents, options.headroom, described or None
         )
     return plan_joint(options, joint, type(model).__name__, given)
+
+
+def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
+    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
+    and the budget still holds."""
+    if same_ops:
+        with contextlib.suppress(BudgetInfeasible):
+            again = replace(options, schedule=old.schedule)
+            kept = plan_joint(again, joint, old.problem.name, old.device_budget)
+            return replace(kept, solver=old.solver)
+    return plan_joint(options, joint, old.problem.name, old.device_budget)
 
 
 def plan_joint(
@@ -237,7 +248,7 @@ def plan_joint(
         bound=solution.bound,
         profile=profile,
         device_budget=given,
-        runner=Runner(joint, emit(program, solution.schedule)),
+        runner=Runner(program, solution.schedule),
     )
 
 
