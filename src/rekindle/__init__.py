@@ -15,6 +15,7 @@ from rekindle.errors import (
 
 if TYPE_CHECKING:
     from rekindle.api import Plan, plan, rematerialize
+    from rekindle.equality import Verdict, verify
     from rekindle.profile import measure_step as measure
 
 __all__ = [
@@ -27,16 +28,20 @@ __all__ = [
     "PlanMismatch",
     "RekindleError",
     "SolverUnavailable",
+    "Verdict",
     "measure",
     "plan",
     "rematerialize",
+    "verify",
 ]
 
 _LAZY = {
     "Plan": ("rekindle.api", "Plan"),
+    "Verdict": ("rekindle.equality", "Verdict"),
     "measure": ("rekindle.profile", "measure_step"),
     "plan": ("rekindle.api", "plan"),
     "rematerialize": ("rekindle.api", "rematerialize"),
+    "verify": ("rekindle.equality", "verify"),
 }
 
 

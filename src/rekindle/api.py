@@ -1,9 +1,10 @@
 """`plan` and `rematerialize`: the line itself, one call per stage."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,6 @@ from rekindle.core import (
 )
 from rekindle.errors import BudgetInfeasible
 from rekindle.formulate import formulate
-from rekindle.lower.emit import emit
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
 from rekindle.lower.run import Runner
 from rekindle.profile import (
@@ -173,10 +173,12 @@ def rematerialize(
         on_progress,
     )
     first = make_plan(options, model, args, kwargs or {})
+    if device_budget is not None:  # later plans share what this one was given
+        options = dataclasses.replace(options, budget=first.budget_bytes, device_budget=None)
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
-        functools.partial(plan_joint, options),
+        functools.partial(plan_again, options),
         loss_fn,
     )
     manager.add(model, first, args, kwargs or {})
@@ -192,8 +194,22 @@ def make_plan(
         if options.budget is not None:
             raise TypeError("give budget (of a step) or device_budget (of the device), not both")
         residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
-        given = device_budget_of(options.device_budget, joint.device, residents, options.headroom)
+        described = options.device_profile and load_device(options.device_profile).memory_bytes
+        given = device_budget_of(
+            options.device_budget, joint.device, residents, options.headroom, described or None
+        )
     return plan_joint(options, joint, type(model).__name__, given)
+
+
+def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
+    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
+    and the budget still holds."""
+    if same_ops:
+        with contextlib.suppress(BudgetInfeasible):
+            again = replace(options, schedule=old.schedule)
+            kept = plan_joint(again, joint, old.problem.name, old.device_budget)
+            return replace(kept, solver=old.solver)
+    return plan_joint(options, joint, old.problem.name, old.device_budget)
 
 
 def plan_joint(
@@ -232,7 +248,7 @@ def plan_joint(
         bound=solution.bound,
         profile=profile,
         device_budget=given,
-        runner=Runner(joint, emit(program, solution.schedule)),
+        runner=Runner(program, solution.schedule),
     )
 
 
@@ -262,9 +278,14 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
 def _solve_as_allocated(options: Options, predictor: Predictor, budget: int) -> Solution:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
     larger than their requests, the excess is taken off the solver's budget."""
-    target = budget
+    problem = predictor.problem
+    whole, simulated = predictor.peak_bytes(keep_all(problem)), simulate(problem, keep_all(problem))
+    if whole <= budget or not simulated.peak:
+        target = budget
+    else:
+        target = budget * simulated.peak // whole
     for _ in range(4):
-        solution = _solve(options, predictor.problem, target)
+        solution = _solve(options, problem, target)
         if solution.schedule is None:
             return solution
         excess = predictor.peak_bytes(solution.schedule) - budget
