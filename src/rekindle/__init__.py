@@ -15,6 +15,7 @@ from rekindle.errors import (
 
 if TYPE_CHECKING:
     from rekindle.api import Plan, plan, rematerialize
+    from rekindle.equality import Verdict, verify
 
 __all__ = [
     "BudgetInfeasible",
@@ -26,11 +27,19 @@ __all__ = [
     "PlanMismatch",
     "RekindleError",
     "SolverUnavailable",
+    "Verdict",
     "plan",
     "rematerialize",
+    "verify",
 ]
 
-_LAZY = {"Plan": "rekindle.api", "plan": "rekindle.api", "rematerialize": "rekindle.api"}
+_LAZY = {
+    "Plan": "rekindle.api",
+    "Verdict": "rekindle.equality",
+    "plan": "rekindle.api",
+    "rematerialize": "rekindle.api",
+    "verify": "rekindle.equality",
+}
 
 
 def __getattr__(name: str) -> Any:

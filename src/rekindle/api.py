@@ -1,8 +1,9 @@
 """`plan` and `rematerialize`: the line itself, one call per stage."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -21,7 +22,6 @@ from rekindle.core import (
 from rekindle.costs import costs_of
 from rekindle.errors import BudgetInfeasible
 from rekindle.formulate import formulate
-from rekindle.lower.emit import emit
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
 from rekindle.lower.run import Runner
 from rekindle.solve.base import Solver, run_solver
@@ -110,7 +110,7 @@ def rematerialize(
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
-        functools.partial(plan_joint, options),
+        functools.partial(plan_again, options),
         loss_fn,
     )
     manager.add(model, first, args, kwargs or {})
@@ -122,6 +122,16 @@ def make_plan(
 ) -> Plan:
     joint = capture(model, args, kwargs, call=_call(options.loss_fn))
     return plan_joint(options, joint, type(model).__name__)
+
+
+def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
+    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
+    and the budget still holds."""
+    if same_ops:
+        with contextlib.suppress(BudgetInfeasible):
+            kept = plan_joint(replace(options, schedule=old.schedule), joint, old.problem.name)
+            return replace(kept, solver=old.solver)
+    return plan_joint(options, joint, old.problem.name)
 
 
 def plan_joint(options: Options, joint: JointGraph, name: str) -> Plan:
@@ -147,7 +157,7 @@ def plan_joint(options: Options, joint: JointGraph, name: str) -> Plan:
         solver=solution.solver,
         status=solution.status,
         bound=solution.bound,
-        runner=Runner(joint, emit(program, solution.schedule)),
+        runner=Runner(program, solution.schedule),
     )
 
 

@@ -24,7 +24,9 @@ def costs_of(joint: JointGraph, how: str) -> dict[str, Cost]:
 
 
 def _estimate(node: Any) -> Cost:
-    ins = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    ins = [
+        n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)
+    ]
     outs = [t for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
     moved = sum(t.numel() * t.element_size() for t in (*ins, *outs))
     flops = 0

@@ -205,9 +205,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     try:
         # In eager the backward runs outside autocast, and in this thread on a CPU.
         with without_autocast(), torch.autograd.set_multithreading_enabled(False), recorder:
-            found = torch.autograd.grad(
-                roots, leaves, grads, allow_unused=True, retain_graph=True
-            )
+            found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:
             hook.remove()

@@ -215,9 +215,7 @@ class _Analysis:
             for p in effects.statistics_positions(node)
         }
         op.once = (
-            effects.runs_once(node.target)
-            or bool(op.resident_writes - statistics)
-            or not made
+            effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
         )
 
     def _loss(self) -> None:

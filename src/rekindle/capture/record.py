@@ -80,9 +80,7 @@ class Recorder(TorchDispatchMode):
 
     # ---- what enters the graph from outside
 
-    def placeholder(
-        self, fake: torch.Tensor, source: Source, real: torch.Tensor | None
-    ) -> fx.Node:
+    def placeholder(self, fake: torch.Tensor, source: Source, real: torch.Tensor | None) -> fx.Node:
         node = self.graph.placeholder(f"{source.kind}_{source.index}")
         node.meta["source"] = source
         self._bind(node, fake)

@@ -276,7 +276,9 @@ class _Emitter:
                 self._step(t)
             final = stop == len(self.steps)
             leaving = [
-                leaf for leaf, t in self.leaves.items() if begin <= t < stop or (final and t >= stop)
+                leaf
+                for leaf, t in self.leaves.items()
+                if begin <= t < stop or (final and t >= stop)
             ]
             gradients = [self._gradient(gradient_of[leaf]) for leaf in leaving]
             carried = self._carried(stop)
@@ -378,8 +380,9 @@ class _Emitter:
         found = []
         for index, root in self.tangent_nodes.items():
             copy = self.makes[self.loss_step][op.makes[root.meta["storage"]]]
-            gradient = any(g.meta["storage"] == root.meta["storage"] for _, g in
-                           self.joint.gradients)
+            gradient = any(
+                g.meta["storage"] == root.meta["storage"] for _, g in self.joint.gradients
+            )
             if self.internal_last[copy] > self.loss_step or gradient:
                 found.append(index)
         return found
@@ -405,12 +408,8 @@ class _Emitter:
         for copy, buffer in self.buffers.items():
             if self._needed_after(copy, stop):
                 items += [(copy, root) for root in buffer.roots]
-        items += [
-            ("rng", key) for key in self.rng if self.rng_last.get(key[0], -1) >= stop
-        ]
-        self.buffers = {
-            c: b for c, b in self.buffers.items() if self._needed_after(c, stop)
-        }
+        items += [("rng", key) for key in self.rng if self.rng_last.get(key[0], -1) >= stop]
+        self.buffers = {c: b for c, b in self.buffers.items() if self._needed_after(c, stop)}
         self.rng = {k: n for k, n in self.rng.items() if self.rng_last.get(k[0], -1) >= stop}
         return items
 
@@ -513,7 +512,9 @@ class _Emitter:
 
     def _device(self, node: fx.Node) -> torch.device:
         val = node.meta["val"]
-        first = next(v for v in (val if isinstance(val, (list, tuple)) else (val,)) if v is not None)
+        first = next(
+            v for v in (val if isinstance(val, (list, tuple)) else (val,)) if v is not None
+        )
         return torch.device(first.device)
 
     # ---- tensors

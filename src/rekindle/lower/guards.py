@@ -66,7 +66,9 @@ class Guards:
         with eager_kernels():
             answers = self.run(list(residents))
         for question, answer in zip(self.scalars, answers, strict=True):
-            if answer != question.value and not (answer != answer and question.value != question.value):
+            if answer != question.value and not (
+                answer != answer and question.value != question.value
+            ):
                 at = f" at {question.where}" if question.where else ""
                 return (
                     f"the model asks its data for a number{at}, which was {question.value} when "

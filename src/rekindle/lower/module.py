@@ -42,7 +42,7 @@ class Manager:
         self,
         on_miss: OnMiss,
         make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Any],
-        plan_joint: Callable[[JointGraph, str], Any],
+        plan_joint: Callable[..., Any],
         loss_fn: Callable[..., Any] | None,
     ) -> None:
         self.on_miss = on_miss
@@ -50,14 +50,16 @@ class Manager:
         self.plan_joint = plan_joint
         self.loss_fn = loss_fn
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
-        self.first: Any = None
+        self.first: Entry | None = None
         self.said: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
         """Plans are shared; what they know of one module's objects is looked up anew."""
         new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn)
-        new.first = self.first
-        new.plans = {k: [Entry(e.plan) for e in entries] for k, entries in self.plans.items()}
+        assert self.first is not None
+        fresh = {id(e): Entry(e.plan) for entries in self.plans.values() for e in entries}
+        new.first = fresh[id(self.first)]
+        new.plans = {k: [fresh[id(e)] for e in entries] for k, entries in self.plans.items()}
         return new
 
     def add(self, model: nn.Module, plan: Any, args: Sequence[Any], kwargs: Any) -> "Entry":
@@ -66,7 +68,7 @@ class Manager:
         entry.look_at(model)
         self.plans.setdefault(call_signature(tensors, structure), []).append(entry)
         if self.first is None:
-            self.first = plan
+            self.first = entry
         return entry
 
 
@@ -94,7 +96,7 @@ class Managed:
 
     @property
     def plan(self) -> Any:
-        return self.__dict__[KEY].first
+        return self.__dict__[KEY].first.plan
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = object.__new__(type(self))
@@ -171,7 +173,7 @@ def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
     runner = entry.plan.runner
     wanted, runner.wanted = runner.wanted, None
     try:
-        plan = manager.plan_joint(wanted, type(model).__name__)
+        plan = manager.plan_joint(wanted.joint, entry.plan, same_ops=wanted.twin is not None)
     except BudgetInfeasible as error:
         _say(manager, f"gradients arrive for other outputs than planned, and for those {error}")
         return
@@ -186,9 +188,7 @@ def _run(plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> 
     return structure.rebuild(runner.all_outputs(outs, residents))
 
 
-def _missed(
-    model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str
-) -> Any:
+def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
     if manager.on_miss == "raise":
         raise PlanMismatch(f"no plan covers this call: {reason}; plan it, or use on_miss='replan'")
     if manager.on_miss == "replan":

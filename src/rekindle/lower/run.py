@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture import JointGraph, Tangent, analyse
-from rekindle.lower.emit import Lowered, emit_resumed
+from rekindle.capture import JointGraph, Program, Tangent, analyse
+from rekindle.core import Schedule
+from rekindle.lower.emit import emit, emit_resumed
 from rekindle.lower.guards import Guards
 from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 
@@ -41,14 +42,15 @@ class Step:
 class Runner:
     """A lowered plan with the positions of everything it reads, ready to be called."""
 
-    def __init__(self, joint: JointGraph, lowered: Lowered) -> None:
+    def __init__(self, program: Program, schedule: Schedule) -> None:
+        joint, lowered = program.joint, emit(program, schedule)
+        self.program = program
+        self.schedule = schedule
         self.joint = joint
         self.lowered = lowered
         self.device = joint.device
         self.placeholders: tuple[fx.Node, ...] = tuple(
-            n
-            for n in joint.nodes
-            if n.op == "placeholder" and n.meta["source"].kind != "tangent"
+            n for n in joint.nodes if n.op == "placeholder" and n.meta["source"].kind != "tangent"
         )
         offset = len(joint.parameters)
         self.origins = [
@@ -78,7 +80,7 @@ class Runner:
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
         self.others: dict[tuple[Any, ...], _OtherBackward] = {}
-        self.wanted: JointGraph | None = None  # what the last backward would have liked
+        self.wanted: _OtherBackward | None = None  # what the last backward would have liked
         # What the caller could change before the backward: arguments, parameters, buffers.
         self.checked = [
             [p for p in positions if self.placeholders[p].meta["source"].kind != "constant"]
@@ -153,6 +155,9 @@ class Runner:
     def backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
             return step.other.backward(self, step, index)
+        return self.planned_backward(step, index)
+
+    def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
         stretch = self.lowered.stretches[index]
         args: list[Any] | None
         if index == 0:
@@ -205,7 +210,7 @@ class Runner:
         if layouts not in self.others:
             self.others[layouts] = self._other_backward(grads)
         step.other = self.others[layouts]
-        self.wanted = step.other.joint
+        self.wanted = step.other
 
     def _other_backward(self, grads: Sequence[Any]) -> "_OtherBackward":
         tangents = tuple(
@@ -227,11 +232,16 @@ class Runner:
 
 class _OtherBackward:
     """The backward for gradients that the plan did not expect: exact, from what the plan's forward
-    has saved, in one stretch. It is not held to the budget; the next forward is planned for it."""
+    has saved. Where only layouts differ it is the same schedule. Else it is one stretch that brings
+    back what it lacks, and is not held to the budget; the next forward is planned for it."""
 
     def __init__(self, runner: Runner, joint: JointGraph) -> None:
         self.joint = joint
-        stretch = emit_resumed(analyse(joint), runner.lowered.saved)
+        program = analyse(joint)
+        self.twin = _twin(runner, program)
+        if self.twin is not None:
+            return
+        stretch = emit_resumed(program, runner.lowered.saved)
         if stretch is None:
             arrived = [t.output for t in joint.tangents]
             planned = [t.output for t in runner.joint.tangents]
@@ -249,6 +259,8 @@ class _OtherBackward:
         self.slots = [runner.internal.index(t.output) for t in joint.tangents]
 
     def backward(self, runner: Runner, step: Step, index: int) -> Sequence[Any]:
+        if self.twin is not None:
+            return self.twin.planned_backward(step, index)
         if index == 0:
             args = runner._take_saved(step, self.stretch.written)
             if args is None:
@@ -262,6 +274,26 @@ class _OtherBackward:
                 made = self.stretch.run(args)
             step.gradients = dict(zip(self.stretch.gradients, made, strict=True))
         return [step.gradients.pop(leaf, None) for leaf in runner.leaves[index]]
+
+
+def _twin(runner: Runner, program: Program) -> Runner | None:
+    """The same schedule over a program that differs in layouts alone, or None."""
+    mine = runner.program
+    same = len(program.ops) == len(mine.ops) and all(
+        a.name == b.name
+        and (a.inputs, a.outputs, a.recomputable) == (b.inputs, b.outputs, b.recomputable)
+        for a, b in zip(program.ops, mine.ops, strict=True)
+    )
+    if not same:
+        return None
+    twin = Runner(program, runner.schedule)
+    fits = (
+        twin.placeholders == runner.placeholders
+        and twin.lowered.saved == runner.lowered.saved
+        and twin.leaves == runner.leaves
+        and twin.checked == runner.checked
+    )
+    return twin if fits else None
 
 
 def _layout(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from torch import nn
 from rekindle.capture.structure import Structure
 from rekindle.torch_compat import autocast_state
 
+
 def call_signature(tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
     grad = torch.is_grad_enabled()
     return (
@@ -33,9 +34,7 @@ def _tensor_key(t: torch.Tensor, grad: bool) -> tuple[Any, ...]:
 class ModuleView:
     """Fast access to a module's parameters and buffers, and a check that it is as planned."""
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[str], buffers: Sequence[str]
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[str], buffers: Sequence[str]) -> None:
         self.modules = [(m._modules, tuple(m._modules.values()), m) for m in model.modules()]
         self.places = [_place(model, name, "_parameters") for name in parameters]
         self.places += [_place(model, name, "_buffers") for name in buffers]
