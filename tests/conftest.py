@@ -10,6 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Where pytest-timeout is not installed (a bare GPU machine), its setting is still known."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds after which a test fails; needs pytest-timeout")
+
+
 def _devices() -> list[str]:
     import torch
 
