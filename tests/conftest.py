@@ -1,6 +1,10 @@
-"""What the tests that need torch share: devices, threads, determinism."""
+"""Settings of all tests."""
 
+import importlib.machinery
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,62 @@ import pytest
 # CPU results independent of how work was split.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+if importlib.util.find_spec("hypothesis") is not None:  # a GPU machine may have torch alone
+    from hypothesis import settings
+
+    # Every run tests the same cases, so a red run can be repeated; HYPOTHESIS_PROFILE=explore
+    # looks for new ones.
+    settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+    settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+INSTANCES = Path(__file__).parent / "instances"
+
+
+@pytest.fixture
+def instances() -> Path:
+    """The folder of the public instances."""
+    return INSTANCES
+
+
+class TorchvisionOnCpu:
+    """Makes torchvision importable where torch has no CUDA.
+
+    The wheel of torchvision on PyPI is built for CUDA: with a CPU torch its library of operators
+    cannot load, and importing it fails with "operator torchvision::nms does not exist", which
+    breaks timm, and transformers and diffusers once torchvision is installed. Declaring the two
+    operators is enough for everything but detection. Done when torchvision is first imported, so
+    that tests without torch never load torch.
+    """
+
+    def __init__(self) -> None:
+        self.library: object = None  # the operators live as long as this
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "torchvision":
+            return
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torchvision")
+        if spec is not None:
+            self.declare_operators(spec)
+
+    def declare_operators(self, spec: importlib.machinery.ModuleSpec) -> None:
+        import torch
+
+        for folder in spec.submodule_search_locations or ():
+            for library in Path(folder).glob("_C*.so"):
+                try:
+                    torch.ops.load_library(str(library))
+                except OSError:
+                    continue
+                return
+        self.library = torch.library.Library("torchvision", "DEF")
+        for op in ("nms", "qnms"):
+            self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+sys.meta_path.insert(0, TorchvisionOnCpu())
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

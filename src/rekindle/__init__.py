@@ -16,6 +16,7 @@ from rekindle.errors import (
 if TYPE_CHECKING:
     from rekindle.api import Plan, plan, rematerialize
     from rekindle.equality import Verdict, verify
+    from rekindle.profile import measure_step as measure
 
 __all__ = [
     "BudgetInfeasible",
@@ -28,17 +29,19 @@ __all__ = [
     "RekindleError",
     "SolverUnavailable",
     "Verdict",
+    "measure",
     "plan",
     "rematerialize",
     "verify",
 ]
 
 _LAZY = {
-    "Plan": "rekindle.api",
-    "Verdict": "rekindle.equality",
-    "plan": "rekindle.api",
-    "rematerialize": "rekindle.api",
-    "verify": "rekindle.equality",
+    "Plan": ("rekindle.api", "Plan"),
+    "Verdict": ("rekindle.equality", "Verdict"),
+    "measure": ("rekindle.profile", "measure_step"),
+    "plan": ("rekindle.api", "plan"),
+    "rematerialize": ("rekindle.api", "rematerialize"),
+    "verify": ("rekindle.equality", "verify"),
 }
 
 
@@ -47,5 +50,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        module, own_name = _LAZY[name]
+        return getattr(importlib.import_module(module), own_name)
     raise AttributeError(f"module 'rekindle' has no attribute {name!r}")

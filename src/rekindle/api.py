@@ -1,11 +1,13 @@
 """`plan` and `rematerialize`: the line itself, one call per stage."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from rekindle.capture import JointGraph, Program, analyse, capture
@@ -19,11 +21,22 @@ from rekindle.core import (
     parse_budget,
     simulate,
 )
-from rekindle.costs import costs_of
 from rekindle.errors import BudgetInfeasible
 from rekindle.formulate import formulate
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
 from rekindle.lower.run import Runner
+from rekindle.profile import (
+    HEADROOM,
+    DeviceBudget,
+    Prediction,
+    Predictor,
+    Profile,
+    ProfileListener,
+    load_device,
+    profile_nodes,
+    residents_of,
+)
+from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
 from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.registry import SOLVERS, find_solver
@@ -48,6 +61,8 @@ class Plan:
     solver: str
     status: Status
     bound: int | None
+    profile: Profile
+    device_budget: DeviceBudget | None
     runner: Runner
 
     @property
@@ -56,6 +71,10 @@ class Plan:
         if not self.keep_all_cost_ns:
             return 0.0
         return self.cost_ns / self.keep_all_cost_ns - 1
+
+    def predict(self) -> Prediction:
+        """The peak and the time of a step on the device, as `measure` would find them."""
+        return Predictor(self.program, self.profile, self.problem).predict(self.schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,11 @@ class Options:
     profile: Literal["estimate", "measure"]
     loss_fn: Callable[..., Any] | None
     schedule: ScheduleSource | None
+    device_budget: Budget | None = None
+    headroom: float | int | str = HEADROOM
+    optimizer: torch.optim.Optimizer | str | None = None
+    device_profile: str | None = None
+    on_progress: ProfileListener | None = None
 
 
 def plan(
@@ -80,12 +104,36 @@ def plan(
     solver: str | Solver = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
-    profile: Literal["estimate", "measure"] = "estimate",
+    profile: Literal["estimate", "measure"] = "measure",
     loss_fn: Callable[..., Any] | None = None,
     schedule: ScheduleSource | None = None,
+    device_budget: Budget | None = None,
+    headroom: float | int | str = HEADROOM,
+    optimizer: torch.optim.Optimizer | str | None = None,
+    device_profile: str | None = None,
+    on_progress: ProfileListener | None = None,
 ) -> Plan:
-    """A plan for `model(*args, **kwargs)` within the budget; nothing of the model runs for real."""
-    options = Options(budget, solver, time_limit_s, seed, profile, loss_fn, schedule)
+    """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
+
+    `budget` counts what a step adds to what is resident; `device_budget` the whole device ("auto":
+    what is free now), of which the residents (with the state of `optimizer`, one that exists or a
+    name such as "adamw") and the `headroom` are taken off. `device_profile` names a device
+    description to plan for instead of this machine.
+    """
+    options = Options(
+        budget,
+        solver,
+        time_limit_s,
+        seed,
+        profile,
+        loss_fn,
+        schedule,
+        device_budget,
+        headroom,
+        optimizer,
+        device_profile,
+        on_progress,
+    )
     return make_plan(options, model, args, kwargs or {})
 
 
@@ -98,14 +146,32 @@ def rematerialize(
     solver: str | Solver = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
-    profile: Literal["estimate", "measure"] = "estimate",
+    profile: Literal["estimate", "measure"] = "measure",
     inplace: bool = False,
     on_miss: OnMiss = "eager",
     loss_fn: Callable[..., Any] | None = None,
     schedule: ScheduleSource | None = None,
+    device_budget: Budget | None = None,
+    headroom: float | int | str = HEADROOM,
+    optimizer: torch.optim.Optimizer | str | None = None,
+    device_profile: str | None = None,
+    on_progress: ProfileListener | None = None,
 ) -> nn.Module:
-    """The same model, whose step never needs more than the budget."""
-    options = Options(budget, solver, time_limit_s, seed, profile, loss_fn, schedule)
+    """The same model, whose step never needs more than the budget; options as for `plan`."""
+    options = Options(
+        budget,
+        solver,
+        time_limit_s,
+        seed,
+        profile,
+        loss_fn,
+        schedule,
+        device_budget,
+        headroom,
+        optimizer,
+        device_profile,
+        on_progress,
+    )
     first = make_plan(options, model, args, kwargs or {})
     manager = Manager(
         on_miss,
@@ -121,7 +187,13 @@ def make_plan(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Plan:
     joint = capture(model, args, kwargs, call=_call(options.loss_fn))
-    return plan_joint(options, joint, type(model).__name__)
+    given = None
+    if options.device_budget is not None:
+        if options.budget is not None:
+            raise TypeError("give budget (of a step) or device_budget (of the device), not both")
+        residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
+        given = device_budget_of(options.device_budget, joint.device, residents, options.headroom)
+    return plan_joint(options, joint, type(model).__name__, given)
 
 
 def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
@@ -129,19 +201,31 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
     and the budget still holds."""
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
-            kept = plan_joint(replace(options, schedule=old.schedule), joint, old.problem.name)
+            again = replace(options, schedule=old.schedule)
+            kept = plan_joint(again, joint, old.problem.name, old.device_budget)
             return replace(kept, solver=old.solver)
-    return plan_joint(options, joint, old.problem.name)
+    return plan_joint(options, joint, old.problem.name, old.device_budget)
 
 
-def plan_joint(options: Options, joint: JointGraph, name: str) -> Plan:
+def plan_joint(
+    options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
+) -> Plan:
     program = analyse(joint)
-    problem = formulate(program, costs_of(joint, options.profile), name)
+    description = None if options.device_profile is None else load_device(options.device_profile)
+    profile = profile_nodes(
+        joint.nodes,
+        joint.device,
+        how=options.profile,
+        description=description,
+        on_progress=options.on_progress,
+    )
+    problem = formulate(program, profile, name)
     everything = simulate(problem, keep_all(problem))
-    budget = None
+    predictor = Predictor(program, profile, problem)
+    budget = None if given is None else given.step_bytes
     if options.budget is not None:
-        budget = parse_budget(options.budget, everything.peak)
-    solution = _schedule(options, problem, budget)
+        budget = parse_budget(options.budget, predictor.peak_bytes(keep_all(problem)))
+    solution = _schedule(options, predictor, budget)
     assert solution.schedule is not None
     trace = simulate(problem, solution.schedule)
     return Plan(
@@ -157,12 +241,14 @@ def plan_joint(options: Options, joint: JointGraph, name: str) -> Plan:
         solver=solution.solver,
         status=solution.status,
         bound=solution.bound,
+        profile=profile,
+        device_budget=given,
         runner=Runner(program, solution.schedule),
     )
 
 
-def _schedule(options: Options, problem: Problem, budget: int | None) -> Solution:
-    given = options.schedule
+def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Solution:
+    given, problem = options.schedule, predictor.problem
     if given is not None:
         schedule = given if isinstance(given, Schedule) else given(problem)
         check_schedule(problem, schedule)
@@ -173,7 +259,7 @@ def _schedule(options: Options, problem: Problem, budget: int | None) -> Solutio
         return Solution(status=Status.FEASIBLE, schedule=schedule, solver="given")
     if budget is None:
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
-    solution = _solve(options, problem, budget)
+    solution = _solve_as_allocated(options, predictor, budget)
     if solution.schedule is None:
         smallest = simulate(problem, solution.smallest or smallest_peak(problem)).peak
         raise BudgetInfeasible(
@@ -182,6 +268,23 @@ def _schedule(options: Options, problem: Problem, budget: int | None) -> Solutio
             smallest,
         )
     return solution
+
+
+def _solve_as_allocated(options: Options, predictor: Predictor, budget: int) -> Solution:
+    """A schedule within the budget as the device's allocator will count it: where blocks turn out
+    larger than their requests, the excess is taken off the solver's budget."""
+    target = budget
+    for _ in range(4):
+        solution = _solve(options, predictor.problem, target)
+        if solution.schedule is None:
+            return solution
+        excess = predictor.peak_bytes(solution.schedule) - budget
+        if excess <= 0:
+            return solution
+        target -= excess + budget // 500
+    return dataclasses.replace(
+        solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
+    )
 
 
 def _solve(options: Options, problem: Problem, budget: int) -> Solution:

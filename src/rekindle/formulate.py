@@ -1,35 +1,26 @@
 """Program + Profile -> `Problem`. Ids are the program's: op i of the problem is op i of the
-program, value v is value v."""
+program, value v is value v. Sizes are the blocks that the device's allocator hands out."""
 
 from collections.abc import Iterable
-from typing import Protocol
-
-from torch import fx
 
 from rekindle.capture import Program
 from rekindle.core import Op, Problem, Value, check_problem
+from rekindle.profile import Profile, blocks_of, charged_nodes, value_bytes
 
 
-class NodeCost(Protocol):
-    @property
-    def cost_ns(self) -> int: ...
-
-    @property
-    def workspace_bytes(self) -> int: ...
-
-
-class Costs(Protocol):
-    """What each node costs, by its name; a `Profile`."""
-
-    def __getitem__(self, name: str) -> NodeCost: ...
-
-
-def formulate(program: Program, costs: Costs, name: str = "") -> Problem:
-    """The problem of a program. Views are charged to nobody: they are re-made at use, and cost a
-    fraction of an op."""
+def formulate(program: Program, profile: Profile, name: str = "") -> Problem:
+    """The problem of a program. A view is charged to the op it is first made for."""
+    blocks = blocks_of(profile.kind)
+    known = value_bytes(program, profile)
+    values = []
+    for value in program.values:
+        size = None if value.storage is None else known.get(value.storage)
+        values.append(
+            Value(value.name, blocks.block_bytes(value.size_bytes) if size is None else size)
+        )
     ops = []
-    for op in program.ops:
-        cost, workspace = _numbers(op.nodes, costs)
+    for op, nodes in zip(program.ops, charged_nodes(program), strict=True):
+        cost, workspace = _numbers(nodes, profile)
         ops.append(
             Op(
                 name=op.name,
@@ -44,7 +35,7 @@ def formulate(program: Program, costs: Costs, name: str = "") -> Problem:
             )
         )
     problem = Problem(
-        values=tuple(Value(v.name, v.size_bytes) for v in program.values),
+        values=tuple(values),
         ops=tuple(ops),
         resident=tuple(v for v, value in enumerate(program.values) if value.resident),
         outputs=program.outputs,
@@ -55,7 +46,7 @@ def formulate(program: Program, costs: Costs, name: str = "") -> Problem:
     return problem
 
 
-def _numbers(nodes: Iterable[fx.Node], costs: Costs) -> tuple[int, int]:
+def _numbers(nodes: Iterable[str], profile: Profile) -> tuple[int, int]:
     """Nodes of one op run one after the other: costs add up, temporaries do not."""
-    found = [costs[node.name] for node in nodes]
+    found = [profile[node] for node in nodes]
     return sum(c.cost_ns for c in found), max((c.workspace_bytes for c in found), default=0)

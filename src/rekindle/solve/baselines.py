@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import answer, run_solver, trivial_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,13 @@ class Floor:
 def smallest_peak(problem: Problem, time_limit_s: float = 5.0) -> Schedule:
     """The schedule with the smallest peak that the greedy walk and the segments reach."""
     ways = (Floor(), Sqrt())
-    best = keep_all(problem)
+    found = [keep_all(problem)]
     for way in ways:
-        solution = way.solve(problem, 0, time_limit_s=time_limit_s / len(ways), seed=0)
-        if solution.smallest is not None and (
-            simulate(problem, solution.smallest).peak < simulate(problem, best).peak
-        ):
-            best = solution.smallest
-    return best
+        # No schedule fits a budget of -1, so the answer is the smallest peak.
+        solution = run_solver(way, problem, -1, time_limit_s=time_limit_s / len(ways))
+        if solution.smallest is not None:
+            found.append(solution.smallest)
+    return min(found, key=lambda schedule: simulate(problem, schedule).peak)
 
 
 def _forward_ops(problem: Problem) -> list[int]:
