@@ -76,20 +76,21 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         parser.addini("timeout", "seconds after which a test fails; needs pytest-timeout")
 
 
-def _devices() -> list[str]:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `device` runs on each device of this machine; `-m gpu` selects the GPU's."""
+    if "device" not in metafunc.fixturenames:
+        return
     import torch
 
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", _devices(), indirect=True)
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices.append(pytest.param("cuda", marks=pytest.mark.gpu))
+    metafunc.parametrize("device", devices, indirect=True)
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest):
-    """Each device of this machine in turn; deterministic kernels where a GPU has them."""
+    """Deterministic kernels where a GPU has them."""
     import torch
 
     if request.param == "cuda":
