@@ -256,7 +256,7 @@ class _Round:
     limit: float = 1.0  # of the budget
 
 
-_ROUNDS = (_Round(True, 0.5), _Round(False, 0.1), _Round(True, 0.5, 0.96), _Round(False, 0.3))
+_ROUNDS = (_Round(True, 50.0), _Round(False, 0.3), _Round(True, 50.0, 0.98), _Round(False, 3.0))
 
 
 def alike_values(problem: Problem) -> list[int]:
