@@ -43,7 +43,7 @@ _FROM_FORWARD: dict[str, tuple[str, dict[str, int]]] = {
     ),
     "aten._cudnn_rnn_backward": ("_cudnn_rnn", {"output": 0, "reserve": 3}),
 }
-# The forward leaves the seed in host memory (outside of CUDA graphs), whatever fake tensors say, and
+# The forward leaves the seed in host memory (outside of CUDA graphs), whatever fake tensors say;
 # the backward reads it there: a seed on the GPU ends the process.
 _SEED_ON_HOST = {
     "aten._scaled_dot_product_efficient_attention_backward",
