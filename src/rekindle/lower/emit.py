@@ -166,7 +166,7 @@ class _Emitter:
         last: list[int] = []
         self.reads: list[dict[int, int]] = []  # per step: value -> copy
         self.makes: list[dict[int, int]] = []
-        self.held: dict[int, int] = {}  # value -> copy that the caller gets
+        self.given: dict[int, int] = {}  # value -> copy that the caller gets
         self.loss_step = end
         runs: dict[int, int] = {}
         for item in self.start:
@@ -189,7 +189,7 @@ class _Emitter:
             self.reads.append(reads)
             if op.phase == "loss":
                 self.loss_step = t
-                self.held = {v: current[v] for v in self.program.held if v in current}
+                self.given = {v: current[v] for v in self.program.given if v in current}
             makes = {}
             for v in op.outputs:
                 makes[v] = current[v] = len(made)
@@ -197,8 +197,9 @@ class _Emitter:
                 last.append(t)
             self.makes.append(makes)
         self.internal_last = list(last)
-        for copy in self.held.values():
-            last[copy] = end
+        for v in self.program.held:
+            if v in self.given:
+                last[self.given[v]] = end
         for v in self.program.outputs:
             last[current[v]] = end
         self.final = current
@@ -609,9 +610,9 @@ class _Emitter:
 
     def _output(self, node: fx.Node) -> fx.Node | None:
         storage = node.meta["storage"]
-        for v in self.program.held or self.program.outputs:
+        for v in self.program.given:
             if self.values[v].storage == storage:
-                copy = self.held.get(v, self.final.get(v))
+                copy = self.given.get(v, self.final.get(v))
                 assert copy is not None
                 buffer = self.buffers[copy]
                 return self._view(node, buffer.roots, buffer.views)
