@@ -159,7 +159,9 @@ class Recorder(TorchDispatchMode):
             ) from error
         if isinstance(out, torch.Tensor) and 1 in out.shape and out.dim() > 1:
             out = self._true_layout(func, args, kwargs, out)
-        self._record(func, args, kwargs, out)
+        if not isinstance(out, (bool, int, float, str)):
+            # A plain answer comes from shapes or from the build, not from data: no op to repeat.
+            self._record(func, args, kwargs, out)
         return out
 
     def _true_layout(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:
@@ -227,11 +229,6 @@ class Recorder(TorchDispatchMode):
                     part = self.graph.call_function(operator.getitem, (node, i))
                     self._describe(part)
                     self._bind(part, item)
-        elif out is not None:
-            raise CaptureError(
-                f"{func} gives Python a {type(out).__name__}{_at(self.where())}; "
-                "a value that Python branches on cannot be captured"
-            )
 
     def _output(self, node: fx.Node, out: torch.Tensor) -> None:
         if self.knows(out):  # an in-place op gives back its argument
