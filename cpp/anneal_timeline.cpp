@@ -111,6 +111,7 @@ void Timeline::rebuild_memory() {
     memory_.assign(idx(num_slots_), 0);
     pending_.assign(blocks, 0);
     maximum_.assign(blocks, 0);
+    weight_.clear();  // made anew below, where it is kept
     std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
     for (Id v = 0; v < p_.num_values(); ++v) {
         const auto list = events(v);

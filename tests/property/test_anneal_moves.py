@@ -72,3 +72,14 @@ def test_groups_form():
     grouping = group_ops(transformer(3))
     assert not grouping.trivial
     assert len(grouping.problem.ops) < len(transformer(3).ops)
+
+
+def test_log_add_exp_survives_growth():
+    """The line is spread anew, with more blocks, while a smooth peak is kept."""
+    problem = random_problem(2, 120, dead=0.0)
+    start = list(keep_all(problem).ops)
+    results, _ = _native.anneal(
+        problem.native, [start], 1, _native.Objective.custom, [0], 60_000, 60.0,
+        hot=1.0, cold=1.0, smooth=5.0, paper_moves=True, custom=lambda peak, cost: -cost,
+    )  # fmt: skip
+    assert results[0].accepted > 100
