@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rekindle.capture.structure import path_names, split
+from rekindle.profile import Prediction, StepMeasurement, measure_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     items: tuple[Item, ...]
+    predicted: Prediction | None = None  # of the managed model's plan, where it was asked for
+    measured: StepMeasurement | None = None
 
     @property
     def equal(self) -> bool:
@@ -41,9 +44,13 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.equal:
-            return f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
-        shown = "\n  ".join(self.differences[:20])
-        return f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
+            text = f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
+        else:
+            shown = "\n  ".join(self.differences[:20])
+            text = f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
+        if self.predicted is not None and self.measured is not None:
+            text += f"\n{self.predicted.against(self.measured)}"
+        return text
 
 
 def verify(
@@ -51,8 +58,11 @@ def verify(
     managed: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: bool = False,
 ) -> Verdict:
-    """Runs one step of each from the same state and compares all that a user can see."""
+    """Runs one step of each from the same state and compares all that a user can see; with `costs`
+    also the peak and time of a managed step, predicted and measured."""
     kwargs = dict(kwargs or {})
     first = _step(model, args, kwargs)
     second = _step(managed, args, kwargs)
@@ -62,7 +72,9 @@ def verify(
         tuple(
             Item(name, _difference(first.get(name, missing), second.get(name, missing), missing))
             for name in names
-        )
+        ),
+        predicted=managed.plan.predict() if costs else None,
+        measured=measure_step(managed, tuple(args), kwargs) if costs else None,
     )
 
 

@@ -12,8 +12,8 @@ from rekindle.profile import Source, load_device
 FAST = ("gpt2", "resnet18", "unet", "fno", "lstm", "lora", "mlp-mixer")
 
 
-def assert_predicted(case: Case, schedule: str) -> None:
-    example = case.build()
+def assert_predicted(case: Case, schedule: str, device: torch.device) -> None:
+    example = case.build(device)
     args, kwargs = example.inputs(0)
     loss = None if example.own_loss else example.loss
     managed = manage(example, schedule, profile="measure", loss_fn=loss)
@@ -26,15 +26,15 @@ def assert_predicted(case: Case, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["keep-all", "sqrt", "floor"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in FAST], ids=lambda c: c.name)
-def test_peak_is_predicted(case: Case, schedule: str) -> None:
-    assert_predicted(case, schedule)
+def test_peak_is_predicted(case: Case, schedule: str, device: torch.device) -> None:
+    assert_predicted(case, schedule, device)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["keep-all", "sqrt", "floor", "thrice"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_peak_is_predicted_for_all_models(case: Case, schedule: str) -> None:
-    assert_predicted(case, schedule)
+def test_peak_is_predicted_for_all_models(case: Case, schedule: str, device: torch.device) -> None:
+    assert_predicted(case, schedule, device)
 
 
 class Wide(nn.Module):
@@ -81,3 +81,14 @@ def test_a_plan_for_another_device_runs_nothing():
     assert whole.device_budget.device_bytes == load_device("h200").memory_bytes
     resident = whole.device_budget.residents.total_bytes
     assert whole.budget_bytes == whole.device_budget.device_bytes - resident
+
+
+def test_verify_tells_costs_side_by_side():
+    model, x = Wide(), torch.randn(256, 256)
+    managed = rekindle.rematerialize(model, (x,), budget=1.0)
+    verdict = rekindle.verify(model, managed, (x,), costs=True)
+    assert verdict.equal
+    assert verdict.predicted == managed.plan.predict()
+    assert verdict.measured.peak_bytes <= verdict.predicted.peak_bytes
+    assert "peak predicted" in str(verdict)
+    assert rekindle.verify(model, managed, (x,)).measured is None

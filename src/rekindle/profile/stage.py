@@ -55,11 +55,11 @@ def profile_nodes(
     `device` defaults to where the nodes' tensors are. With a `description` of another device the
     numbers are estimates for that one, and nothing is run.
     """
+    start = time.perf_counter()
     names, which, calls = distinct_calls(nodes)
     where = torch.device(device) if device is not None else _device_of(calls)
     if how == "estimate" or description is not None:
-        return _estimated(names, which, calls, description or describe(where))
-    start = time.perf_counter()
+        return _estimated(start, names, which, calls, description or describe(where))
     known = ProfileCache(environment(where)) if cache else None
     ops: list[OpProfile | None] = [None if known is None else known.get(c.key) for c in calls]
     missing = [i for i, op in enumerate(ops) if op is None]
@@ -81,7 +81,7 @@ def profile_nodes(
 
 def estimate_nodes(nodes: Iterable[fx.Node], device: DeviceDescription) -> Profile:
     """Numbers for every call_function node on the described device, without running anything."""
-    return _estimated(*distinct_calls(nodes), device)
+    return _estimated(time.perf_counter(), *distinct_calls(nodes), device)
 
 
 def describe(device: torch.device) -> DeviceDescription:
@@ -169,9 +169,12 @@ def _with_stream_costs(kind: str, which: list[int], ops: list[OpProfile]) -> lis
 
 
 def _estimated(
-    names: list[str], which: list[int], calls: list[OpCall], device: DeviceDescription
+    start: float,
+    names: list[str],
+    which: list[int],
+    calls: list[OpCall],
+    device: DeviceDescription,
 ) -> Profile:
-    start = time.perf_counter()
     ops = [estimate(call, device) for call in calls]
     wall_s = time.perf_counter() - start
     return assemble(device.name, device.kind, names, which, calls, ops, wall_s)
