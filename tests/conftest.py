@@ -67,7 +67,9 @@ class TorchvisionOnCpu:
             self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-sys.meta_path.insert(0, TorchvisionOnCpu())
+# The name keeps the finder, and with it the operators, alive once it has left `sys.meta_path`.
+TORCHVISION_ON_CPU = TorchvisionOnCpu()
+sys.meta_path.insert(0, TORCHVISION_ON_CPU)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -77,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `device` runs on each device of this machine; `-m gpu` selects the GPU's."""
+    """A test that takes `device` runs on each device there is; `-m gpu` selects those on a GPU."""
     if "device" not in metafunc.fixturenames:
         return
     import torch
