@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 # CPU results independent of how work was split.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Measurements of a test run are of no use to anybody else.
+os.environ["REKINDLE_CACHE_DIR"] = tempfile.mkdtemp(prefix="rekindle-tests-")
 
 if importlib.util.find_spec("hypothesis") is not None:  # a GPU machine may have torch alone
     from hypothesis import settings
@@ -67,8 +70,7 @@ class TorchvisionOnCpu:
             self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-# The name keeps the finder, and with it the operators, alive once it has left `sys.meta_path`.
-TORCHVISION_ON_CPU = TorchvisionOnCpu()
+TORCHVISION_ON_CPU = TorchvisionOnCpu()  # kept here: it holds the operators
 sys.meta_path.insert(0, TORCHVISION_ON_CPU)
 
 

@@ -38,8 +38,8 @@ from rekindle.profile import (
 )
 from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
-from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.registry import SOLVERS, find_solver
+from rekindle.solve.smallest import min_budget
 
 Budget = int | float | str
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
@@ -173,6 +173,8 @@ def rematerialize(
         on_progress,
     )
     first = make_plan(options, model, args, kwargs or {})
+    if device_budget is not None:  # later plans share what this one was given
+        options = dataclasses.replace(options, budget=first.budget_bytes, device_budget=None)
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
@@ -192,7 +194,10 @@ def make_plan(
         if options.budget is not None:
             raise TypeError("give budget (of a step) or device_budget (of the device), not both")
         residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
-        given = device_budget_of(options.device_budget, joint.device, residents, options.headroom)
+        described = options.device_profile and load_device(options.device_profile).memory_bytes
+        given = device_budget_of(
+            options.device_budget, joint.device, residents, options.headroom, described or None
+        )
     return plan_joint(options, joint, type(model).__name__, given)
 
 
@@ -261,7 +266,7 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     solution = _solve_as_allocated(options, predictor, budget)
     if solution.schedule is None:
-        smallest = simulate(problem, solution.smallest or smallest_peak(problem)).peak
+        smallest = simulate(problem, solution.smallest or min_budget(problem)).peak
         raise BudgetInfeasible(
             f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
             f"smallest peak found is {smallest:,} bytes",
@@ -273,9 +278,14 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
 def _solve_as_allocated(options: Options, predictor: Predictor, budget: int) -> Solution:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
     larger than their requests, the excess is taken off the solver's budget."""
-    target = budget
+    problem = predictor.problem
+    whole, simulated = predictor.peak_bytes(keep_all(problem)), simulate(problem, keep_all(problem))
+    if whole <= budget or not simulated.peak:
+        target = budget
+    else:
+        target = budget * simulated.peak // whole
     for _ in range(4):
-        solution = _solve(options, predictor.problem, target)
+        solution = _solve(options, problem, target)
         if solution.schedule is None:
             return solution
         excess = predictor.peak_bytes(solution.schedule) - budget

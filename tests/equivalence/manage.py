@@ -18,7 +18,7 @@ def manage(example: Example, schedule: str | Scheduler = "keep-all", **options: 
     args, kwargs = example.inputs(0)
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
-    options = {"on_miss": "raise", "schedule": schedule, **options}
+    options = {"on_miss": "raise", "schedule": schedule, "profile": "estimate", **options}
     return rekindle.rematerialize(example.model, args, kwargs, **options)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from rekindle.cli import demo, problems
+from rekindle.cli import demo, problems, profiles
 from rekindle.cli.exits import ExitCode
 from rekindle.errors import BudgetInfeasible, RekindleError
 
-GROUPS = (problems, demo)
+GROUPS = (problems, profiles, demo)
 
 
 class Parser(argparse.ArgumentParser):

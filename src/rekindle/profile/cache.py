@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "version": VERSION,
         "device": device_name(device),
         "torch": torch.__version__,
-        "float32_matmul": torch.get_float32_matmul_precision(),
+        "float32_matmul": _setting(torch.get_float32_matmul_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type != "cuda":
@@ -58,10 +59,20 @@ def environment(device: torch.device) -> dict[str, Any]:
         "capability": list(torch.cuda.get_device_capability(device)),
         "cuda": torch.version.cuda,
         "cudnn": cudnn.version(),
-        "cudnn_flags": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32],
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_flags": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
+        "cudnn_tf32": _setting(lambda: cudnn.allow_tf32),
         "expandable_segments": expandable_segments(),
     }
+
+
+def _setting(read: Callable[[], Any]) -> Any:
+    """A setting of torch's old interface, which warns or refuses where the new one is in use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return read()
+        except RuntimeError:
+            return "mixed"
 
 
 def device_name(device: torch.device) -> str:

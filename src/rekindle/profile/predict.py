@@ -8,7 +8,7 @@ from torch import fx
 from rekindle.capture import Program, effects
 from rekindle.core import Problem, Schedule, simulate
 from rekindle.profile.base import Profile
-from rekindle.profile.blocks import expandable_segments
+from rekindle.profile.blocks import blocks_of, expandable_segments
 from rekindle.profile.pool import pool_peak
 from rekindle.profile.stage import stream_ns
 from rekindle.profile.step import Prediction
@@ -30,13 +30,15 @@ class Predictor:
         """At least the simulated peak, and what the allocator will count: on a GPU its blocks may
         be larger than the requests."""
         trace = simulate(self.problem, schedule)
+        ones = self._root_gradients_bytes()
         if self.profile.kind != "cuda":
             states = self._num_states(schedule)
             kept = (_CPU_RANDOM_STATE_BYTES * n for n in states)
-            return max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
+            return ones + max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
         if expandable_segments():
-            return trace.peak
-        return max(trace.peak, pool_peak(self.problem, schedule))
+            return ones + trace.peak
+        # Played on an empty pool; in a real one other blocks may be lying about.
+        return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
 
     def step_ns(self, schedule: Schedule) -> int:
         if self.profile.kind != "cuda":
@@ -46,6 +48,13 @@ class Predictor:
 
     def predict(self, schedule: Schedule) -> Prediction:
         return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
+
+    def _root_gradients_bytes(self) -> int:
+        """The gradient of one that `loss.backward()` makes for a scalar and holds to its end."""
+        blocks = blocks_of(self.profile.kind)
+        joint = self.program.joint
+        losses = [joint.outputs[t.output].meta["val"] for t in joint.tangents]
+        return sum(blocks.block_bytes(v.dtype.itemsize) for v in losses if v.dim() == 0)
 
     def _num_states(self, schedule: Schedule) -> list[int]:
         """Per step: how many random ops' states are kept, each from its first to its last run, and

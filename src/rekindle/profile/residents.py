@@ -120,14 +120,20 @@ def device_budget(
     device: torch.device | str,
     residents: Residents,
     headroom: float | int | str = HEADROOM,
+    memory_bytes: int | None = None,
 ) -> DeviceBudget:
-    """The step's budget from one for the whole device: bytes, "40GiB", a fraction, or "auto"."""
+    """The step's budget from one for the whole device: bytes, "40GiB", a fraction, or "auto".
+
+    With `memory_bytes` the device is not this machine's but an empty one of that size.
+    """
     where = torch.device(device)
-    if asked == "auto":
+    free_now = asked == "auto" and memory_bytes is None
+    if free_now:
         total = free_bytes(where)
         taken = residents.optimizer_missing_bytes
     else:
-        total = parse_budget(asked, total_bytes(where))
+        whole = total_bytes(where) if memory_bytes is None else memory_bytes
+        total = whole if asked == "auto" else parse_budget(asked, whole)
         taken = residents.total_bytes
     spare = headroom_bytes(headroom, total)
     step = total - taken - spare
@@ -137,7 +143,7 @@ def device_budget(
             "are headroom, so nothing is left for a step: give a larger one, a smaller model or "
             "batch, or less headroom"
         )
-    return DeviceBudget(str(asked), total, residents, spare, step, asked == "auto")
+    return DeviceBudget(str(asked), total, residents, spare, step, free_now)
 
 
 def headroom_bytes(headroom: float | int | str, total: int) -> int:
