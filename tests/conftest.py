@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `device` runs on each device of this machine; `-m gpu` selects the GPU's."""
+    """A test that takes `device` runs on each device there is; `-m gpu` selects those on a GPU."""
     if "device" not in metafunc.fixturenames:
         return
     import torch
