@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <thread>
 
@@ -26,8 +27,13 @@ class Annealer {
           random_(options.seed),
           line_(problem, options.budget),
           moves_(problem, line_, random_, options.reorder_only, options.paper_moves) {
+        // M(S) falls best by area, under a budget that is lowered step by step.
+        if (options_.objective == Objective::peak && !options_.paper_moves) {
+            options_.objective = Objective::area;
+            options_.ratchet = true;
+        }
         line_.load(drop_dead_runs(p_, start));
-        if (options.ratchet) line_.set_budget(std::max(options.budget, line_.peak()));
+        if (options_.ratchet) line_.set_budget(std::max(options.budget, line_.peak()));
         soften();
         if (options.smooth > 0) line_.smooth(options.smooth);
         result_.seed = options.seed;
@@ -47,7 +53,7 @@ class Annealer {
         mean_size_ = sizes ? size / sizes : 1;
         max_steps_ = 8 * line_.num_steps() + 1000;
         price_ = first_price_ = mean_cost_ / mean_size_;
-        if (options.objective == Objective::area) {
+        if (options_.objective == Objective::area) {
             hot_ = options.hot * mean_cost_;
             cold_ = options.cold * mean_cost_;
         } else {
@@ -161,8 +167,11 @@ class Annealer {
     }
 
     void lower() {
-        if (unsaved_smallest_) save_smallest();
         const std::int64_t peak = line_.peak();
+        if (smallest_ < 0 || peak < smallest_) {
+            smallest_ = peak;
+            unsaved_smallest_ = true;
+        }
         line_.set_budget(std::max(options_.budget, peak - 1 - (peak >> 8)));
         soften();
         if (line_.excess() == 0) notice();
@@ -219,8 +228,8 @@ class Annealer {
 
     // Dearer while the budget is not met, cheaper while it is: the search stays at the border.
     void adapt_price() {
-        price_ *= met_ ? 0.97 : 1.04;
-        price_ = std::clamp(price_, first_price_ * 1e-4, first_price_ * 1e4);
+        price_ *= met_ ? 0.985 : 1.015;
+        price_ = std::clamp(price_, first_price_ * 1e-6, first_price_ * 1e6);
         met_ = line_.excess() == 0;
     }
 
@@ -253,12 +262,16 @@ std::vector<AnnealResult> anneal_seeds(const Problem& problem,
                                        std::span<const std::uint64_t> seeds, int num_threads,
                                        Control& control) {
     std::vector<AnnealResult> results(seeds.size());
-    std::atomic<std::size_t> next{0};
+    std::atomic<std::size_t> next{0}, first_enough{seeds.size()};
     auto work = [&](bool host) {
         for (std::size_t k; (k = next++) < seeds.size();) {
+            if (k > first_enough) break;
             AnnealOptions mine = options;
             mine.seed = seeds[k];
             results[k] = anneal(problem, starts[k % starts.size()], mine, control, host);
+            if (!results[k].within || results[k].best_cost > options.enough) continue;
+            for (std::size_t best = first_enough; k < best;)
+                if (first_enough.compare_exchange_weak(best, k)) break;
         }
     };
     std::vector<std::thread> others;
@@ -266,6 +279,8 @@ std::vector<AnnealResult> anneal_seeds(const Problem& problem,
     for (int i = 1; i < std::min(num_threads, most); ++i) others.emplace_back(work, false);
     work(true);
     for (auto& thread : others) thread.join();
+    // Which later seeds got to run depends on the threads; the answer must not.
+    if (first_enough < seeds.size()) results.resize(first_enough + 1);
     return results;
 }
 

@@ -22,7 +22,7 @@ enum class Objective : std::uint8_t {
     area,     // C + price * (sum over steps of the memory above B); the price adapts to meet B
     product,  // max(B, M) * C: equation 1 of the paper
     elu,      // L(Elu(L^-1(M))) * C^0.6: footnote 2, leans away from B
-    peak,     // M, then C
+    peak,     // M, then C; without `paper_moves`, as `area` with a ratchet
     custom,   // a function of (M, C)
 };
 
@@ -40,9 +40,9 @@ struct AnnealOptions {
     std::uint64_t seed = 0;
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
-    double hot = 10, cold = 0.02;
+    double hot = 50, cold = 0.02;
     // `area` also feels memory above soft * B, at soft_weight times the price.
-    double soft = 0.9, soft_weight = 0.02;
+    double soft = 0.97, soft_weight = 0.1;
 };
 
 struct AnnealResult {
@@ -60,8 +60,8 @@ struct AnnealResult {
 AnnealResult anneal(const Problem& problem, std::span<const Id> start, const AnnealOptions& options,
                     Control& control, bool host = true);
 
-// One run per seed, on up to `num_threads` threads; results in the order of the seeds. Each seed
-// starts from its own schedule, or all from one.
+// One run per seed, on up to `num_threads` threads; results in the order of the seeds, up to the
+// first that found `enough`. Each seed starts from its own schedule, or all from one.
 std::vector<AnnealResult> anneal_seeds(const Problem& problem,
                                        const std::vector<std::vector<Id>>& starts,
                                        const AnnealOptions& options,

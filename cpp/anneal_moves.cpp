@@ -195,6 +195,11 @@ void Moves::follow_readers(Id op, Slot from, Slot& cursor, int depth) {
 }
 
 bool Moves::propose_recompute() {
+    if (!p_.targets.empty() && random_.below(16) == 0) {  // the end of the schedule reads too
+        const Id v = p_.targets[idx(random_.below(static_cast<std::int32_t>(p_.targets.size())))];
+        const Slot end = line_.num_slots();
+        return remake(v, end, line_.last_read_before(v, end));
+    }
     const Slot reader = random_step();
     const auto inputs = p_.inputs[line_.op_at(reader)];
     if (inputs.empty()) return false;

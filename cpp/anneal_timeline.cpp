@@ -18,8 +18,8 @@ Timeline::Timeline(const Problem& problem, std::int64_t budget)
     const auto num_values = idx(p_.num_values());
     target_.assign(num_values, 0);
     for (Id v : p_.targets) target_[idx(v)] = 1;
-    std::vector<std::uint8_t> held(num_values, 0);
-    for (Id v : p_.held) held[idx(v)] = 1;
+    held_.assign(num_values, 0);
+    for (Id v : p_.held) held_[idx(v)] = 1;
     read_kind_.assign(p_.inputs.ids.size(), read);
     for (Id i = 0; i < p_.num_ops(); ++i) {
         const std::size_t base = p_.inputs.start[idx(i)];
@@ -28,7 +28,7 @@ Timeline::Timeline(const Problem& problem, std::int64_t budget)
         for (std::size_t k = 0; k < inputs.size(); ++k) {
             for (std::size_t q = 0; q < pairs.size(); q += 2)
                 if (pairs[q] == inputs[k]) read_kind_[base + k] = read_inplace;
-            if (i == p_.loss && held[idx(inputs[k])]) read_kind_[base + k] = read_held;
+            if (i == p_.loss && held_[idx(inputs[k])]) read_kind_[base + k] = read_held;
         }
     }
     runs_.assign(idx(p_.num_ops()), 0);
@@ -111,15 +111,15 @@ void Timeline::rebuild_memory() {
     memory_.assign(idx(num_slots_), 0);
     pending_.assign(blocks, 0);
     maximum_.assign(blocks, 0);
+    weight_.clear();  // made anew below, where it is kept
     std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
     for (Id v = 0; v < p_.num_values(); ++v) {
         const auto list = events(v);
         if (list.empty()) continue;
-        new_intervals_.clear();
         intervals(v, list, true, new_intervals_, false);
-        for (const Interval& i : new_intervals_) {
-            delta[idx(i.first)] += p_.size_of(v);
-            delta[idx(i.last) + 1] -= p_.size_of(v);
+        for (std::size_t k = 0; k < new_intervals_.count; ++k) {
+            delta[idx(new_intervals_.room[k].first)] += p_.size_of(v);
+            delta[idx(new_intervals_.room[k].last) + 1] -= p_.size_of(v);
         }
     }
     std::int64_t live = 0, largest = 0;
@@ -150,10 +150,6 @@ std::int64_t Timeline::peak() const {
     return best;
 }
 
-std::int64_t Timeline::memory_at(Slot t) const {
-    return memory_[idx(t)] + pending_[idx(t >> block_bits_)];
-}
-
 Slot Timeline::peak_slot() const {
     const auto best = std::max_element(maximum_.begin(), maximum_.end());
     const auto block = static_cast<Slot>(best - maximum_.begin());
@@ -177,45 +173,11 @@ std::vector<std::int64_t> Timeline::memory() const {
     return out;
 }
 
-std::span<const std::int32_t> Timeline::events(Id v) const {
-    const List& list = lists_[idx(v)];
-    return {pool_.data() + list.at, list.length};
-}
-
-// The number of events before `event`.
-std::size_t Timeline::position(std::span<const std::int32_t> list, std::int32_t event) const {
-    if (list.size() > 24)
-        return static_cast<std::size_t>(std::lower_bound(list.begin(), list.end(), event) -
-                                        list.begin());
-    std::size_t k = 0;
-    for (std::int32_t e : list) k += e < event;
-    return k;
-}
-
-Slot Timeline::made_before(Id v, Slot t) const {
-    const auto list = events(v);
-    for (std::size_t k = position(list, event_of(t, 0)); k-- > 0;)
-        if (is_made(list[k])) return slot_of(list[k]);
-    return none;
-}
-
 Slot Timeline::made_after(Id v, Slot t) const {
     const auto list = events(v);
     for (std::size_t k = position(list, event_of(t + 1, 0)); k < list.size(); ++k)
         if (is_made(list[k])) return slot_of(list[k]);
     return none;
-}
-
-Slot Timeline::read_after(Id v, Slot t) const {
-    const auto list = events(v);
-    const std::size_t k = position(list, event_of(t + 1, 0));
-    return k < list.size() && !is_made(list[k]) ? slot_of(list[k]) : none;
-}
-
-Slot Timeline::last_read_before(Id v, Slot t) const {
-    const auto list = events(v);
-    const std::size_t k = position(list, event_of(t, 0));
-    return k > 0 ? slot_of(list[k - 1]) : none;
 }
 
 Slot Timeline::run_of(Id op, std::int32_t k) const {
@@ -292,12 +254,6 @@ void Timeline::begin() {
     cost_change_ = excess_change_ = soft_change_ = 0;
 }
 
-bool Timeline::planned(Slot t) const {
-    for (const Change& c : changes_)
-        if (c.slot == t) return true;
-    return false;
-}
-
 void Timeline::take(Slot t) {
     const Id op = op_at(t);
     changes_.push_back({op, t, false});
@@ -308,18 +264,6 @@ void Timeline::put(Id op, Slot t) {
     changes_.push_back({op, t, true});
     cost_change_ += p_.cost_of(op);
     slots_[idx(t)] = -2;  // promised; settled by commit or abandon
-}
-
-Slot Timeline::free_before(Slot t, Slot low) const {
-    for (--t; t > low; --t)
-        if (slots_[idx(t)] == none) return t;
-    return none;
-}
-
-Slot Timeline::free_after(Slot t, Slot high) const {
-    for (++t; t < high; ++t)
-        if (slots_[idx(t)] == none) return t;
-    return none;
 }
 
 void Timeline::abandon() {
@@ -380,45 +324,89 @@ bool Timeline::collect() {
 bool Timeline::collect_value(const Touched& touched) {
     const Id v = touched.value;
     const auto old = events(v);
+    bool valid;
+    if (collect_reads(touched, old, valid)) return valid;
     std::size_t from, to;
     merge(touched, old, from, to);
     const bool tail = to == old.size();
     if (from == 0) {
         if (merged_.empty() ? target_[idx(v)] && tail : !is_made(merged_.front())) return false;
     }
-    old_intervals_.clear();
-    new_intervals_.clear();
     intervals(v, old.subspan(from, to - from), tail, old_intervals_, false);
     intervals(v, merged_, tail, new_intervals_, true);
     if (p_.size_of(v) > 0) compare(p_.size_of(v));
     return true;
 }
 
+// The common case, without copying: only reads change, and all of one copy. False: not that case.
+bool Timeline::collect_reads(const Touched& touched, std::span<const std::int32_t> old,
+                             bool& valid) {
+    const Id v = touched.value;
+    if (held_[idx(v)]) return false;
+    std::int32_t last_change = 0, last_added = -1;
+    for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
+        last_change = modifications_[idx(m)].event;
+        if (is_made(last_change)) return false;
+        if (modifications_[idx(m)].add) last_added = last_change;
+    }
+    const std::size_t start = position(old, modifications_[idx(touched.first)].event);
+    valid = start > 0;
+    if (!valid) return true;  // read before it is made
+    std::size_t stop = start;
+    while (stop < old.size() && !is_made(old[stop])) ++stop;
+    if (stop < old.size() ? old[stop] < last_change : target_[idx(v)] != 0) return false;
+    // The last read that stays: from the back, skip those that go.
+    std::size_t k = stop;
+    while (k > start && removed(touched, old[k - 1])) --k;
+    const std::int32_t before = old[stop - 1], after = std::max(old[k - 1], last_added);
+    if (after == before) return true;
+    const Slot old_last = slot_of(before) - ((before & 3) == read_inplace);
+    const Slot new_last = slot_of(after) - ((after & 3) == read_inplace);
+    if (is_made(after) && !p_.is_once(p_.producer_of(v)))
+        dead_.push_back({p_.producer_of(v), slot_of(after), false});
+    if (old_last != new_last && p_.size_of(v) > 0) {
+        breaks_.push_back({old_last + 1, p_.size_of(v)});
+        breaks_.push_back({new_last + 1, -p_.size_of(v)});
+    }
+    return true;
+}
+
+bool Timeline::removed(const Touched& touched, std::int32_t event) const {
+    for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next)
+        if (modifications_[idx(m)].event == event) return !modifications_[idx(m)].add;
+    return false;
+}
+
 // The part of a value's events that the move concerns, as it would be: from the copy before the
 // first change up to the first copy after the last.
 void Timeline::merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
                      std::size_t& to) {
+    if (scratch_.size() < old.size() + 2 * max_changes) scratch_.resize(2 * old.size() + 1024);
     std::int32_t m = touched.first;
     std::size_t k = position(old, modifications_[idx(m)].event);
     from = k;
     while (from > 0 && !is_made(old[--from])) {
     }
-    merged_.assign(old.begin() + static_cast<std::ptrdiff_t>(from),
-                   old.begin() + static_cast<std::ptrdiff_t>(k));
+    std::int32_t* out = scratch_.data();
+    for (std::size_t i = from; i < k; ++i) *out++ = old[i];
     for (; m >= 0; m = modifications_[idx(m)].next) {
         const Modification& change = modifications_[idx(m)];
-        while (k < old.size() && old[k] < change.event) merged_.push_back(old[k++]);
+        while (k < old.size() && old[k] < change.event) *out++ = old[k++];
         if (change.add)
-            merged_.push_back(change.event);
+            *out++ = change.event;
         else
             ++k;
     }
-    while (k < old.size() && !is_made(old[k])) merged_.push_back(old[k++]);
+    while (k < old.size() && !is_made(old[k])) *out++ = old[k++];
     to = k;
+    merged_ = {scratch_.data(), out};
 }
 
-void Timeline::intervals(Id v, std::span<const std::int32_t> list, bool tail,
-                         std::vector<Interval>& out, bool find_dead) {
+// Where the copies of a part of a value's events count.
+void Timeline::intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,
+                         bool find_dead) {
+    if (out.room.size() < list.size()) out.room.resize(2 * list.size() + 64);
+    out.count = 0;
     for (std::size_t k = 0; k < list.size();) {
         const Slot first = slot_of(list[k]);
         bool lives_on = false;
@@ -432,28 +420,28 @@ void Timeline::intervals(Id v, std::span<const std::int32_t> list, bool tail,
             --last;  // written over by its reader
         else if (find_dead && last == first && !p_.is_once(p_.producer_of(v)))
             dead_.push_back({p_.producer_of(v), first, false});
-        out.push_back({first, last});
+        out.room[out.count++] = {first, last};
     }
 }
 
 void Timeline::compare(std::int64_t size) {
-    std::size_t i = 0, j = 0;
-    const std::size_t a = old_intervals_.size(), b = new_intervals_.size();
-    while (i < a || j < b) {
-        if (i < a && j < b && old_intervals_[i].first == new_intervals_[j].first) {
-            if (old_intervals_[i].last != new_intervals_[j].last) {
-                breaks_.push_back({old_intervals_[i].last + 1, size});
-                breaks_.push_back({new_intervals_[j].last + 1, -size});
+    const Interval *a = old_intervals_.room.data(), *b = new_intervals_.room.data();
+    const Interval *a_end = a + old_intervals_.count, *b_end = b + new_intervals_.count;
+    while (a < a_end || b < b_end) {
+        if (a < a_end && b < b_end && a->first == b->first) {
+            if (a->last != b->last) {
+                breaks_.push_back({a->last + 1, size});
+                breaks_.push_back({b->last + 1, -size});
             }
-            ++i, ++j;
-        } else if (j == b || (i < a && old_intervals_[i].first < new_intervals_[j].first)) {
-            breaks_.push_back({old_intervals_[i].first, -size});
-            breaks_.push_back({old_intervals_[i].last + 1, size});
-            ++i;
+            ++a, ++b;
+        } else if (b == b_end || (a < a_end && a->first < b->first)) {
+            breaks_.push_back({a->first, -size});
+            breaks_.push_back({a->last + 1, size});
+            ++a;
         } else {
-            breaks_.push_back({new_intervals_[j].first, size});
-            breaks_.push_back({new_intervals_[j].last + 1, -size});
-            ++j;
+            breaks_.push_back({b->first, size});
+            breaks_.push_back({b->last + 1, -size});
+            ++b;
         }
     }
 }

@@ -124,6 +124,10 @@ class Timeline {
     struct Interval {
         Slot first, last;
     };
+    struct Intervals {
+        std::vector<Interval> room;
+        std::size_t count = 0;
+    };
     struct Break {
         Slot at;
         std::int64_t change;
@@ -147,10 +151,12 @@ class Timeline {
     void record(const Change& change);
     bool collect();
     bool collect_value(const Touched& touched);
+    bool collect_reads(const Touched& touched, std::span<const std::int32_t> old, bool& valid);
+    bool removed(const Touched& touched, std::int32_t event) const;
     void merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
                std::size_t& to);
-    void intervals(Id v, std::span<const std::int32_t> list, bool tail,
-                   std::vector<Interval>& out, bool find_dead);
+    void intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,
+                   bool find_dead);
     void compare(std::int64_t size);
     bool drop_dead();
     bool dead_after(Id op, Slot t);
@@ -171,7 +177,7 @@ class Timeline {
     std::int64_t soft_line_;
     std::int64_t round_ = 0;
     int shift_ = 0;  // excess is counted in units of 2^shift, so that its sum fits 64 bits
-    std::vector<std::uint8_t> target_;     // per value
+    std::vector<std::uint8_t> target_, held_;  // per value
     std::vector<std::uint8_t> read_kind_;  // parallel to inputs.ids
 
     std::vector<Id> slots_;
@@ -198,12 +204,71 @@ class Timeline {
     std::vector<std::int32_t> touched_at_;  // per value
     std::vector<std::uint32_t> stamp_of_;
     std::uint32_t stamp_ = 0;
-    std::vector<std::int32_t> merged_;
-    std::vector<Interval> old_intervals_, new_intervals_;
+    std::vector<std::int32_t> scratch_;
+    std::span<const std::int32_t> merged_;
+    Intervals old_intervals_, new_intervals_;
     std::vector<Break> breaks_;
     std::vector<Segment> segments_;
     std::vector<Change> dead_;  // runs that lost their last reader
     std::int64_t cost_change_ = 0, excess_change_ = 0, soft_change_ = 0;
 };
+
+// --- small and hot -------------------------------------------------------------------------------
+
+inline std::span<const std::int32_t> Timeline::events(Id v) const {
+    const List& list = lists_[static_cast<std::size_t>(v)];
+    return {pool_.data() + list.at, list.length};
+}
+
+// The number of events before `event`.
+inline std::size_t Timeline::position(std::span<const std::int32_t> list, std::int32_t event) const {
+    if (list.size() > 24)
+        return static_cast<std::size_t>(std::lower_bound(list.begin(), list.end(), event) -
+                                        list.begin());
+    std::size_t k = 0;
+    for (std::int32_t e : list) k += e < event;
+    return k;
+}
+
+inline std::int64_t Timeline::memory_at(Slot t) const {
+    return memory_[static_cast<std::size_t>(t)] + pending_[static_cast<std::size_t>(t >> block_bits_)];
+}
+
+inline Slot Timeline::made_before(Id v, Slot t) const {
+    const auto list = events(v);
+    for (std::size_t k = position(list, event_of(t, 0)); k-- > 0;)
+        if (is_made(list[k])) return slot_of(list[k]);
+    return none;
+}
+
+inline Slot Timeline::read_after(Id v, Slot t) const {
+    const auto list = events(v);
+    const std::size_t k = position(list, event_of(t + 1, 0));
+    return k < list.size() && !is_made(list[k]) ? slot_of(list[k]) : none;
+}
+
+inline Slot Timeline::last_read_before(Id v, Slot t) const {
+    const auto list = events(v);
+    const std::size_t k = position(list, event_of(t, 0));
+    return k > 0 ? slot_of(list[k - 1]) : none;
+}
+
+inline bool Timeline::planned(Slot t) const {
+    for (const Change& c : changes_)
+        if (c.slot == t) return true;
+    return false;
+}
+
+inline Slot Timeline::free_before(Slot t, Slot low) const {
+    for (--t; t > low; --t)
+        if (slots_[static_cast<std::size_t>(t)] == none) return t;
+    return none;
+}
+
+inline Slot Timeline::free_after(Slot t, Slot high) const {
+    for (++t; t < high; ++t)
+        if (slots_[static_cast<std::size_t>(t)] == none) return t;
+    return none;
+}
 
 }  // namespace rekindle

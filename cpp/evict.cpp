@@ -11,6 +11,7 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
+constexpr std::uint8_t held = 2;  // a fixed value whose newest copy is the caller's
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
@@ -128,8 +129,14 @@ bool EvictWalk::evictable(Id v) const { return pins_[idx(v)] == 0 && !fixed_[idx
 void EvictWalk::execute(Id op) {
     schedule_.push_back(op);
     if (op == p.loss)
-        for (Id v : p.held) fixed_[idx(v)] = 2;  // the caller keeps this copy to the end
+        for (Id v : p.held) fixed_[idx(v)] = held;  // the caller keeps this copy
     for (Id v : p.outputs[op]) {
+        if (fixed_[idx(v)] == held) {
+            // The held copy stays, unseen from here on; the new one may come and go.
+            fixed_[idx(v)] = 0;
+            used_ += p.size_of(v);
+            continue;
+        }
         if (live_[idx(v)]) continue;  // the older copy dies, the new one takes its place
         live_[idx(v)] = 1;
         used_ += p.size_of(v);
@@ -190,7 +197,7 @@ bool EvictWalk::helps_missing(Id v) const {
 
 // After a step of the base order: what nothing can need any more is freed.
 void EvictWalk::finish(Id v) {
-    if (!live_[idx(v)] || pins_[idx(v)] > 0 || is_target_[idx(v)] || fixed_[idx(v)] == 2) return;
+    if (!live_[idx(v)] || pins_[idx(v)] > 0 || is_target_[idx(v)] || fixed_[idx(v)] == held) return;
     if (next_use(v, now_ + 1) != never) return;
     if (fixed_[idx(v)] ? last_need_[idx(v)] > now_ : helps_missing(v)) return;
     drop(v);
@@ -202,38 +209,86 @@ bool EvictWalk::make_room(Id op) {
     dying_.clear();
     std::int64_t fresh = p.workspace[idx(op)];
     for (Id v : p.outputs[op])
-        if (!live_[idx(v)] || fixed_[idx(v)] == 2) fresh += p.size_of(v);  // held: a second copy
+        if (!live_[idx(v)] || fixed_[idx(v)] == held) fresh += p.size_of(v);  // held: a second copy
     const auto pairs = p.inplace[op];
     const bool base_step = stack_.size() == 1;
     for (std::size_t k = 0; k < pairs.size(); k += 2) {
         const Id v = pairs[k];
-        if (live_[idx(pairs[k + 1])] || pins_[idx(v)] > 1 || fixed_[idx(v)] || is_target_[idx(v)])
-            continue;
+        if (live_[idx(pairs[k + 1])] || is_target_[idx(v)] || !may_die(v, op)) continue;
         const std::size_t after = base_step ? now_ + 1 : now_;
         if (next_use(v, after) == never && !helps_missing(v)) {
             dying_.push_back(v);
             fresh -= p.size_of(v);
         }
     }
-    while (used_ + fresh > limit_) {
+    // What this op is about to make again is no gain as a victim.
+    for (Id v : p.outputs[op]) ++pins_[idx(v)];
+    bool fits = true;
+    while (fits && used_ + fresh > limit_) {
+        if (release(false)) continue;
         const Id victim = choose();
-        if (victim >= 0) {
+        if (victim >= 0)
             drop(victim);
-            continue;
-        }
-        // Nothing else is left: let an in-place output take the place of an input that returns.
-        bool gained = false;
-        for (std::size_t k = 0; k < pairs.size() && !gained; k += 2) {
-            const Id v = pairs[k];
-            if (live_[idx(pairs[k + 1])] || pins_[idx(v)] > 1 || fixed_[idx(v)]) continue;
-            if (std::find(dying_.begin(), dying_.end(), v) != dying_.end()) continue;
-            dying_.push_back(v);
-            fresh -= p.size_of(v);
-            gained = true;
-        }
-        if (!gained) return false;
+        else
+            fits = release(true) || overwrite(op, fresh);
     }
+    for (Id v : p.outputs[op]) --pins_[idx(v)];
+    return fits;
+}
+
+// Whether the input v of `op` may go with this step: nobody else needs it at once, it can come back,
+// and it is not what the loss op leaves to the caller.
+bool EvictWalk::may_die(Id v, Id op) const {
+    if (pins_[idx(v)] > 1 || fixed_[idx(v)]) return false;
+    return op != p.loss || std::find(p.held.begin(), p.held.end(), v) == p.held.end();
+}
+
+// Nothing else is left: an in-place output takes the place of an input that is still wanted later.
+bool EvictWalk::overwrite(Id op, std::int64_t& fresh) {
+    const auto pairs = p.inplace[op];
+    for (std::size_t k = 0; k < pairs.size(); k += 2) {
+        const Id v = pairs[k];
+        if (live_[idx(pairs[k + 1])] || p.size_of(v) == 0 || !may_die(v, op)) continue;
+        if (std::find(dying_.begin(), dying_.end(), v) != dying_.end()) continue;
+        dying_.push_back(v);
+        fresh -= p.size_of(v);
+        return true;
+    }
+    return false;
+}
+
+// Frees a value that cannot come back and is only kept in case something made from it must be
+// brought back: what is made from it is fixed in its place. Without `anyway`, only where that fixes
+// no more bytes (beyond the final outputs) than it frees. The largest such value goes.
+bool EvictWalk::release(bool anyway) {
+    Id best = -1;
+    for (Id v : alive_) {
+        if (fixed_[idx(v)] != 1 || is_target_[idx(v)] || pins_[idx(v)] > 0) continue;
+        if (best >= 0 && p.size_of(v) <= p.size_of(best)) continue;
+        if (p.size_of(v) == 0 || next_use(v, now_) != never) continue;
+        if (can_release(v, anyway)) best = v;
+    }
+    if (best < 0) return false;
+    for (Id i : p.readers[best]) {
+        if (p.is_once(i)) continue;
+        for (Id w : p.outputs[i])
+            if (last_need_[idx(w)] >= now_ && fixed_[idx(w)] == 0) fixed_[idx(w)] = 1;
+    }
+    drop(best);
     return true;
+}
+
+bool EvictWalk::can_release(Id v, bool anyway) const {
+    std::int64_t newly_fixed = 0;
+    for (Id i : p.readers[v]) {
+        if (p.is_once(i)) continue;  // has run (v has no next use) and never runs again
+        for (Id w : p.outputs[i]) {
+            if (last_need_[idx(w)] < now_) continue;
+            if (!live_[idx(w)]) return false;
+            if (!fixed_[idx(w)] && !is_target_[idx(w)]) newly_fixed += p.size_of(w);
+        }
+    }
+    return anyway || newly_fixed <= p.size_of(v);
 }
 
 Id EvictWalk::choose() {

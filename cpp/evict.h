@@ -56,6 +56,10 @@ class EvictWalk {
     void drop(Id v);
     void finish(Id v);
     bool make_room(Id op);
+    bool may_die(Id v, Id op) const;
+    bool overwrite(Id op, std::int64_t& fresh);
+    bool release(bool anyway);
+    bool can_release(Id v, bool anyway) const;
     Id choose();
     double score(Id v);
     double projected_cost(Id v);

@@ -70,23 +70,31 @@ class TorchvisionOnCpu:
             self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-sys.meta_path.insert(0, TorchvisionOnCpu())
+TORCHVISION_ON_CPU = TorchvisionOnCpu()  # kept here: it holds the operators
+sys.meta_path.insert(0, TORCHVISION_ON_CPU)
 
 
-def _devices() -> list[str]:
-    import torch
-
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Where pytest-timeout is not installed (a bare GPU machine), its setting is still known."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds after which a test fails; needs pytest-timeout")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", _devices(), indirect=True)
+    """A test that takes `device` runs on each device there is; `-m gpu` selects those on a GPU."""
+    if "device" not in metafunc.fixturenames:
+        return
+    import torch
+
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices.append(pytest.param("cuda", marks=pytest.mark.gpu))
+    metafunc.parametrize("device", devices, indirect=True)
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest):
-    """Each device of this machine in turn; deterministic kernels where a GPU has them."""
+    """Deterministic kernels where a GPU has them."""
     import torch
 
     if request.param == "cuda":

@@ -38,8 +38,8 @@ from rekindle.profile import (
 )
 from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
-from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.registry import SOLVERS, find_solver
+from rekindle.solve.smallest import min_budget
 
 Budget = int | float | str
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
@@ -93,6 +93,7 @@ class Options:
     optimizer: torch.optim.Optimizer | str | None = None
     device_profile: str | None = None
     on_progress: ProfileListener | None = None
+    hold_outputs: bool = True
 
 
 def plan(
@@ -112,13 +113,15 @@ def plan(
     optimizer: torch.optim.Optimizer | str | None = None,
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
+    hold_outputs: bool = True,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
     `budget` counts what a step adds to what is resident; `device_budget` the whole device ("auto":
     what is free now), of which the residents (with the state of `optimizer`, one that exists or a
     name such as "adamw") and the `headroom` are taken off. `device_profile` names a device
-    description to plan for instead of this machine.
+    description to plan for instead of this machine. `hold_outputs=False` takes it that the caller
+    drops all outputs but the loss before the backward, as `model(...).loss.backward()` does.
     """
     options = Options(
         budget,
@@ -133,6 +136,7 @@ def plan(
         optimizer,
         device_profile,
         on_progress,
+        hold_outputs,
     )
     return make_plan(options, model, args, kwargs or {})
 
@@ -156,6 +160,7 @@ def rematerialize(
     optimizer: torch.optim.Optimizer | str | None = None,
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
+    hold_outputs: bool = True,
 ) -> nn.Module:
     """The same model, whose step never needs more than the budget; options as for `plan`."""
     options = Options(
@@ -171,6 +176,7 @@ def rematerialize(
         optimizer,
         device_profile,
         on_progress,
+        hold_outputs,
     )
     first = make_plan(options, model, args, kwargs or {})
     if device_budget is not None:  # later plans share what this one was given
@@ -215,7 +221,7 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
 def plan_joint(
     options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
 ) -> Plan:
-    program = analyse(joint)
+    program = analyse(joint, hold_outputs=options.hold_outputs)
     description = None if options.device_profile is None else load_device(options.device_profile)
     profile = profile_nodes(
         joint.nodes,
@@ -266,7 +272,7 @@ def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Sol
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     solution = _solve_as_allocated(options, predictor, budget)
     if solution.schedule is None:
-        smallest = simulate(problem, solution.smallest or smallest_peak(problem)).peak
+        smallest = simulate(problem, solution.smallest or min_budget(problem)).peak
         raise BudgetInfeasible(
             f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
             f"smallest peak found is {smallest:,} bytes",

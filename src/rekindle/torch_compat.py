@@ -5,6 +5,8 @@ stands beside it.
 """
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +34,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "autocast_state",
+    "bare_call",
     "backward_keeps_graph",
     "backward_node",
     "compile_boxed",
@@ -110,6 +113,16 @@ def compile_boxed(graph: fx.Graph) -> Callable[[list[Any]], Any]:
     module = fx.GraphModule(torch.nn.Module(), graph)
     forward: Callable[[list[Any]], Any] = module.forward
     return forward
+
+
+@functools.cache
+def bare_call(target: Any) -> Any:
+    """The overload without its Python wrapper, under a name that FX can print."""
+    call = functools.partial(target._op)
+    name = str(target).replace(".", "_").replace("::", "_")
+    call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
+    call.__module__ = __name__
+    return call
 
 
 def autocast_state() -> tuple[Any, ...]:
@@ -196,3 +209,19 @@ def outside_modes() -> Iterator[None]:
 
     with _disable_current_modes():
         yield
+
+
+@contextlib.contextmanager
+def libraries_see_real_tensors() -> Iterator[None]:
+    """Libraries that take another path for tensors without data are told that these have some:
+    transformers builds an explicit attention mask, and loses the fused kernel, where it sees a
+    fake tensor."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    saved = getattr(module, "is_fake_tensor", None)
+    if saved is not None:
+        module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        if saved is not None:
+            module.is_fake_tensor = saved  # type: ignore[union-attr]

@@ -95,10 +95,13 @@ def train(
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor in logical order: -0.0 is not 0.0, and a NaN equals itself."""
+    """The bytes of a tensor in logical order: -0.0 is not 0.0, and any NaN is any other (which of
+    two NaNs a sum gives back is up to the instruction)."""
     plain = tensor.detach().cpu().contiguous()
     if plain.is_complex():
         plain = torch.view_as_real(plain).contiguous()
+    if plain.is_floating_point():
+        plain = torch.where(plain.isnan(), torch.full_like(plain, float("nan")), plain)
     return plain.reshape(-1).view(torch.uint8)
 
 

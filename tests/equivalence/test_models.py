@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from equivalence.compare import Record, assert_same, keep, record_state, seed, train
+from equivalence.further_models import FURTHER
 from equivalence.manage import manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import CASES, Case, Example
@@ -27,6 +28,17 @@ def state_of(example: Example, device: torch.device) -> Record:
 @EVERY_SCHEDULE
 @EVERY_CASE
 def test_three_steps_equal_eager(case: Case, schedule: str, device: torch.device) -> None:
+    check(case, schedule, device)
+
+
+@pytest.mark.slow
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("case", FURTHER, ids=lambda case: case.name)
+def test_further_models_equal_eager(case: Case, schedule: str, device: torch.device) -> None:
+    check(case, schedule, device)
+
+
+def check(case: Case, schedule: str, device: torch.device) -> None:
     expected = train(case.build(device))
     again = train(case.build(device)) if device.type == "cuda" else None
     example = case.build(device)

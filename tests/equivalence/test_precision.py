@@ -143,6 +143,35 @@ def test_channels_last(schedule: str, device: torch.device) -> None:
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
+class BatchOfOne(nn.Module):
+    """A view that gives the batch dimension of size one a stride of its own, then a kernel that
+    asks for the memory format: what eager answers there, only real tensors know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.norm = nn.GroupNorm(8, 32)
+        self.convolution = nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x).transpose(1, 2).view(x.shape[0], 32, 8, 8)
+        h = self.norm(h / 2.0) + torch.sigmoid(h) + self.norm(h)
+        return self.convolution(h * h)
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_of_one(batch: int, schedule: str, device: torch.device) -> None:
+    def make() -> Example:
+        torch.manual_seed(0)
+        return example_of(
+            BatchOfOne().to(device),
+            lambda step: gaussian(step, device, batch, 64, 32, requires_grad=True),
+        )
+
+    assert_trains_alike(make, schedule, device)
+
+
 def test_other_strides_than_planned_are_not_covered(device: torch.device) -> None:
     example = convolutions(device)
     managed = manage(example)

@@ -6,9 +6,7 @@ A library that is missing skips the test, and fails it where the variable CI is 
 """
 
 import importlib
-import importlib.util
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,32 +60,11 @@ def require(library: str) -> ModuleType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _make_torchvision_importable()
             return importlib.import_module(library)
     except ImportError as error:
         if os.environ.get("CI"):
             pytest.fail(f"{library} must be installed where CI is set: {error}")
         pytest.skip(f"{library} is not installed")
-
-
-_torchvision_ops: list[torch.library.Library] = []
-
-
-def _make_torchvision_importable() -> None:
-    """torchvision's wheel for another torch build cannot load its own ops and then fails at import
-    for want of `nms`, and transformers and diffusers with it. To declare the op is enough for
-    classification models."""
-    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        ops = torch.library.Library("torchvision", "DEF")
-        for op in ("nms", "qnms"):
-            ops.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _torchvision_ops.append(ops)  # the definition lives as long as this reference
 
 
 def generator(step: int) -> torch.Generator:

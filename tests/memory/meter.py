@@ -66,7 +66,9 @@ class Seed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *roots: Tensor) -> Tensor:
-        ctx.shapes = [(r.shape, r.stride(), r.dtype, r.device) for r in roots]
+        # Dense in the layout of the output where that is dense, as losses give it.
+        strides = [torch.empty_like(r, device="meta").stride() for r in roots]
+        ctx.shapes = [(r.shape, s, r.dtype, r.device) for r, s in zip(roots, strides, strict=True)]
         return torch.zeros((), device=roots[0].device)
 
     @staticmethod

@@ -90,7 +90,6 @@ def test_random_models(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_models(block: int) -> None:
     checked = 0

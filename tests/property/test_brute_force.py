@@ -44,7 +44,7 @@ def test_equals_enumeration(seed):
 
 @pytest.mark.parametrize("seed", range(150))
 def test_found_schedules_are_what_they_claim(seed):
-    problem = random_problem(seed, 7, inplace=0.4)
+    problem = random_problem(seed, 6, inplace=0.4)
     smallest = brute_force.smallest_peak(problem)
     best = brute_force.cheapest(problem, smallest.peak)
     assert best is not None

@@ -11,7 +11,8 @@ from rekindle.core import Op, Problem, Schedule, Value, check_problem, simulate
 from rekindle.core.generate import random_problem, random_schedule
 from rekindle.errors import InvalidSchedule
 
-randoms = st.randoms(use_true_random=False)
+# A seed rather than st.randoms(), which is a hundred times slower; what shrinks is `num_ops`.
+seeds = st.integers(0, 2**32)
 
 
 def assert_same(problem: Problem, schedule: Schedule) -> None:
@@ -21,8 +22,9 @@ def assert_same(problem: Problem, schedule: Schedule) -> None:
 
 
 @settings(max_examples=1500)
-@given(randoms, st.integers(1, 10), st.sampled_from([0.0, 0.3, 0.7]), st.booleans())
-def test_valid_schedules(rng, num_ops, repeats, reorder):
+@given(seeds, st.integers(1, 10), st.sampled_from([0.0, 0.3, 0.7]), st.booleans())
+def test_valid_schedules(seed, num_ops, repeats, reorder):
+    rng = Random(seed)
     problem = random_problem(rng, num_ops, inplace=0.4, once=0.2, loss=0.6)
     check_problem(problem)
     assert_same(problem, random_schedule(problem, rng, repeats=repeats, reorder=reorder))
@@ -37,10 +39,10 @@ def test_many_seeds():
 
 
 @settings(max_examples=1500)
-@given(randoms, st.integers(1, 6), st.data())
-def test_any_sequence(rng, num_ops, data):
+@given(seeds, st.integers(1, 6), st.data())
+def test_any_sequence(seed, num_ops, data):
     """Both accept the same sequences, valid or not, and agree on the valid ones."""
-    problem = random_problem(rng, num_ops, once=0.2)
+    problem = random_problem(seed, num_ops, once=0.2)
     steps = data.draw(st.lists(st.integers(-1, num_ops), max_size=2 * num_ops))
     schedule = Schedule(tuple(steps))
     try:

@@ -24,6 +24,7 @@ from rekindle.torch_compat import (
     FakeTensor,
     FakeTensorMode,
     autocast_state,
+    libraries_see_real_tensors,
     outside_modes,
     run_saved_regions_plainly,
     storage_key,
@@ -121,6 +122,7 @@ def capture(
     given = split((fake_args, fake_kwargs))[1].key
     with _left_as_it_was(model, fakes), contextlib.ExitStack() as stack:
         stack.enter_context(run_saved_regions_plainly())
+        stack.enter_context(libraries_see_real_tensors())
         stack.enter_context(_module_paths(model, recorder))
         stack.enter_context(recorder.fake_mode)
         stack.enter_context(recorder)

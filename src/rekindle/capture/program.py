@@ -79,7 +79,8 @@ class Program:
     values: tuple[ProgramValue, ...]
     ops: tuple[ProgramOp, ...]
     outputs: tuple[int, ...]
-    held: tuple[int, ...]
+    given: tuple[int, ...]  # what the caller gets: the model's outputs, where the graph makes them
+    held: tuple[int, ...]  # of those, what the caller is taken to keep through the backward
     roots: dict[int, tuple[fx.Node, ...]]  # storage -> the nodes whose tensors own it
     base: dict[fx.Node, fx.Node]  # view -> what it is a view of
 
@@ -105,13 +106,16 @@ class _Op:
         return self.once or bool(self.resident_writes) or (self.random and self.phase == "forward")
 
 
-def analyse(joint: JointGraph) -> Program:
-    return _Analysis(joint).program()
+def analyse(joint: JointGraph, *, hold_outputs: bool = True) -> Program:
+    """`hold_outputs`: the caller keeps all outputs while the backward runs. Else only what has no
+    weight, such as the loss; the others are gone unless the backward reads them."""
+    return _Analysis(joint, hold_outputs).program()
 
 
 class _Analysis:
-    def __init__(self, joint: JointGraph) -> None:
+    def __init__(self, joint: JointGraph, hold_outputs: bool) -> None:
         self.joint = joint
+        self.hold_outputs = hold_outputs
         self.resident: set[int] = set()
         self.tangents: list[int] = []
         self.sizes: dict[int, int] = {}
@@ -383,15 +387,18 @@ class _Analysis:
         if self.joint.forward_only:
             outputs = [state_ids[item] for item in self.out_states.items()]
             outputs += [token_ids[t] for t in dict.fromkeys(self.final_tokens)]
-            held: list[int] = []
+            given, held = list(outputs), []
         else:
             outputs = [state_ids[s, self.state[s]] for s in self._final_storages()]
-            held = [state_ids[item] for item in self.out_states.items()]
+            given = [state_ids[item] for item in self.out_states.items()]
+            scalars = {n.meta["storage"] for n in self.joint.outputs if n.meta["val"].dim() == 0}
+            held = [v for v in given if self.hold_outputs or values[v].storage in scalars]
         return Program(
             joint=self.joint,
             values=tuple(values),
             ops=tuple(ops),
             outputs=tuple(dict.fromkeys(outputs)),
+            given=tuple(dict.fromkeys(given)),
             held=tuple(dict.fromkeys(held)),
             roots={s: tuple(nodes) for s, nodes in self.roots.items()},
             base=self.base,
@@ -416,7 +423,8 @@ class _GradientAdds:
             for item in op.reads.items():
                 self.last_read[item] = i
         self.kept = {(s, analysis.state[s]) for s in analysis._final_storages()}
-        self.tangents = set(analysis.tangents)
+        # Not into what the caller has a hand on.
+        self.foreign = {*analysis.tangents, *analysis.out_states}
 
     def instead(
         self, i: int, op: _Op, reads: dict[int, int], makes: dict[int, int]
@@ -433,7 +441,7 @@ class _GradientAdds:
             if not isinstance(mine, fx.Node) or not isinstance(other, fx.Node):
                 return None
             storage = mine.meta["storage"]
-            if storage not in reads or storage in self.tangents:
+            if storage not in reads or storage in self.foreign:
                 continue
             if storage == other.meta["storage"] or not _same_layout(mine, out):
                 continue

@@ -9,7 +9,7 @@ from rekindle.cli.progress import shown
 from rekindle.core import Problem, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import default_solver, run_solver
-from rekindle.solve.baselines import smallest_peak
+from rekindle.solve.smallest import min_budget
 
 BUDGETS = ("1.0", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2")
 TIME_LIMIT_S = 5.0  # for each budget
@@ -31,7 +31,7 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.json):
         records = [_solve(problem, budget, base.peak, base.cost) for budget in BUDGETS]
-        smallest = simulate(problem, smallest_peak(problem)).peak
+        smallest = simulate(problem, min_budget(problem)).peak
     if arguments.json:
         show.print_json(
             {

@@ -25,7 +25,8 @@ from rekindle.core import (
 from rekindle.errors import FileError, InvalidSchedule
 from rekindle.solve import SOLVERS, default_solver, find_solver, run_solver
 from rekindle.solve.base import unavailable
-from rekindle.solve.baselines import smallest_peak
+from rekindle.solve.pareto import pareto
+from rekindle.solve.smallest import min_budget
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
 MAX_SEED = 2**31 - 1  # what every solver library takes
@@ -47,6 +48,20 @@ def add_commands(commands: Any) -> None:
     solve.add_argument("--json", action="store_true", help="print one JSON object")
     solve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     solve.set_defaults(run=run_solve)
+
+    curve = commands.add_parser(
+        "pareto",
+        help="what each amount of memory costs in time",
+        description="Finds the trade-off between memory and time from one shared search.",
+        allow_abbrev=False,
+    )
+    curve.add_argument("problem", metavar="PROBLEM.json")
+    curve.add_argument("--points", type=points, default=12, metavar="N", help="default 12")
+    curve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    curve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
+    curve.add_argument("--json", action="store_true", help="print one JSON object")
+    curve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    curve.set_defaults(run=run_pareto)
 
     check = commands.add_parser(
         "check",
@@ -87,6 +102,56 @@ def seed(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > MAX_SEED:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, 0 to {MAX_SEED}")
     return int(text)
+
+
+def points(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 2 <= int(text[:9]) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, 2 to 1000")
+    return int(text)
+
+
+def run_pareto(arguments: argparse.Namespace) -> ExitCode:
+    problem = read_problem(arguments.problem)
+    base = simulate(problem, keep_all(problem))
+    with shown(problem, quiet=arguments.quiet or arguments.json):
+        curve = pareto(
+            problem,
+            num_points=arguments.points,
+            time_limit_s=arguments.time_limit,
+            seed=arguments.seed,
+        )
+    if arguments.json:
+        show.print_json(
+            {
+                "problem": problem.name,
+                "keep_all_peak": base.peak,
+                "keep_all_cost": base.cost,
+                "size_unit": problem.size_unit,
+                "cost_unit": problem.cost_unit,
+                "points": [
+                    {
+                        "peak": point.peak,
+                        "cost": point.cost,
+                        "overhead": show.overhead(point.cost, base.cost),
+                        "bound": point.bound,
+                        "ops": list(point.schedule.ops),
+                    }
+                    for point in curve
+                ],
+            }
+        )
+        return ExitCode.DONE
+    rows = [
+        (
+            show.size(problem, point.peak),
+            percent_of(point.peak, base.peak),
+            f"{100 * show.overhead(point.cost, base.cost):+.2f} %",
+            "" if point.bound is None else f"{100 * show.overhead(point.bound, base.cost):+.2f} %",
+        )
+        for point in reversed(curve)
+    ]
+    print(show.table(("peak", "of keep-all", "extra time", "proven at least"), rows))
+    return ExitCode.DONE
 
 
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
@@ -131,7 +196,7 @@ def _check_writable(path: str) -> None:
 
 def _smallest(problem: Problem, solution: Solution, time_limit_s: float) -> int:
     """The smallest peak that the solver, or else the baselines in a few seconds, can reach."""
-    found = smallest_peak(problem, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
+    found = min_budget(problem, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
     peak = simulate(problem, found).peak
     if solution.smallest is not None:
         peak = min(peak, simulate(problem, solution.smallest).peak)

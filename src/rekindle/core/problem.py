@@ -5,9 +5,9 @@ memory and cost is in `simulate`; the rules that a problem must keep are in `che
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from rekindle import _native
 
@@ -54,6 +54,11 @@ class Problem:
     _readers: tuple[tuple[int, ...], ...] | None = field(
         default=None, init=False, repr=False, compare=False
     )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied without what is derived: the native handle cannot travel."""
+        given = (getattr(self, f.name) for f in fields(self) if f.init)
+        return Problem, tuple(given)
 
     @property
     def native(self) -> _native.Problem:

@@ -31,8 +31,9 @@ class Trace:
 
 def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     """The native trace of a valid schedule; raises InvalidSchedule for any other."""
+    native = problem.native
     try:
-        trace = _native.simulate(problem.native, list(schedule.ops))
+        trace = _native.simulate(native, list(schedule.ops))
     except TypeError:
         # What is no 32-bit whole number does not reach the native core.
         step, bad = next(

@@ -22,7 +22,10 @@ from torch import fx
 from rekindle.capture import effects
 from rekindle.capture.program import Program, ProgramOp
 from rekindle.core import Schedule
+from rekindle.lower import bind
 from rekindle.torch_compat import compile_boxed
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ class _Emitter:
         last: list[int] = []
         self.reads: list[dict[int, int]] = []  # per step: value -> copy
         self.makes: list[dict[int, int]] = []
-        self.held: dict[int, int] = {}  # value -> copy that the caller gets
+        self.given: dict[int, int] = {}  # value -> copy that the caller gets
         self.loss_step = end
         runs: dict[int, int] = {}
         for item in self.start:
@@ -186,7 +189,7 @@ class _Emitter:
             self.reads.append(reads)
             if op.phase == "loss":
                 self.loss_step = t
-                self.held = {v: current[v] for v in self.program.held if v in current}
+                self.given = {v: current[v] for v in self.program.given if v in current}
             makes = {}
             for v in op.outputs:
                 makes[v] = current[v] = len(made)
@@ -194,8 +197,9 @@ class _Emitter:
                 last.append(t)
             self.makes.append(makes)
         self.internal_last = list(last)
-        for copy in self.held.values():
-            last[copy] = end
+        for v in self.program.held:
+            if v in self.given:
+                last[self.given[v]] = end
         for v in self.program.outputs:
             last[current[v]] = end
         self.final = current
@@ -354,7 +358,10 @@ class _Emitter:
         self.written: set[int] = set()
         self.incoming_tangents: dict[int, fx.Node] = {}
         for position, item in enumerate(carried):
-            node = self.graph.placeholder(f"carried_{position}")
+            like = item[1].meta["val"] if isinstance(item[0], int) else None
+            if item[0] == "tangent":
+                like = self.tangent_nodes[item[1]].meta["val"]
+            node = self._placeholder(f"carried_{position}", like)
             if item[0] == "rng":
                 self.rng[item[1]] = node
             elif item[0] == "tangent":
@@ -467,7 +474,7 @@ class _Emitter:
         assert instead is not None
         node = op.nodes[0]
         args = fx.node.map_arg(instead.args, self._tensor)
-        out = self._call(instead.call, args, {})
+        out = self._call(instead.call, args, {}, node.meta["val"])
         self._place[node.meta["storage"]] = _Buffer({node: out})
 
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
@@ -485,7 +492,7 @@ class _Emitter:
                 self.rng[key] = self._call(rng_state, (device,), {})
             else:
                 target, args = replay, (node.target, device, self.rng[key], *args)
-        out = self._call(target, args, kwargs)
+        out = self._call(target, args, kwargs, node.meta.get("val"))
         if "storage" in node.meta:
             if node.meta["storage"] in op.makes:
                 self._place.setdefault(node.meta["storage"], _Buffer()).roots[node] = out
@@ -493,7 +500,7 @@ class _Emitter:
         for user in node.users:
             if user.target is operator.getitem and user.meta.get("storage") in op.makes:
                 if self._is_read(user, op, t):
-                    part = self._call(operator.getitem, (out, user.args[1]), {})
+                    part = self._call(operator.getitem, (out, user.args[1]), {}, user.meta["val"])
                     buffer = self._place.setdefault(user.meta["storage"], _Buffer())
                     buffer.roots[user] = part
                 else:
@@ -505,10 +512,20 @@ class _Emitter:
 
     def _copied(self, storage: int, buffer: _Buffer) -> _Buffer:
         [(root, tensor)] = buffer.roots.items()
-        return _Buffer({root: self._call(clone_storage, (tensor,), {})})
+        return _Buffer({root: self._call(clone_storage, (tensor,), {}, root.meta["val"])})
 
-    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        return self.graph.call_function(target, args, kwargs)
+    def _call(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: Any = None
+    ) -> fx.Node:
+        """A call whose result looks `like` this tensor without data."""
+        node = bind.call(self.graph, target, args, kwargs)
+        node.meta["like"] = like if isinstance(like, torch.Tensor) else None
+        return node
+
+    def _placeholder(self, name: str, like: Any = None) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["like"] = like
+        return node
 
     def _device(self, node: fx.Node) -> torch.device:
         val = node.meta["val"]
@@ -540,10 +557,10 @@ class _Emitter:
             assert base.op == "placeholder", f"{base} is read before it is made"
             first = self._first_call()
             if first is None:
-                self.residents[base] = self.graph.placeholder(base.name)
+                self.residents[base] = self._placeholder(base.name, base.meta["val"])
             else:
                 with self.graph.inserting_before(first):
-                    self.residents[base] = self.graph.placeholder(base.name)
+                    self.residents[base] = self._placeholder(base.name, base.meta["val"])
         return self._view(node, self.residents, self.resident_views)
 
     def _first_call(self) -> fx.Node | None:
@@ -565,19 +582,37 @@ class _Emitter:
             if _same_view(node, above):
                 return self._view(above, roots, views)
             above = None if above in roots else self.program.base.get(above)
-        args = fx.node.map_arg(
-            node.args,
-            lambda a: self._view(a, roots, views),
-        )
-        out = self._call(node.target, args, dict(node.kwargs))
+        source = self._reshaped_from(node, roots)
+        if source is not None:
+            args: Any = (self._view(source, roots, views), *node.args[1:])
+        else:
+            args = fx.node.map_arg(node.args, lambda a: self._view(a, roots, views))
+        out = self._call(node.target, args, dict(node.kwargs), node.meta.get("val"))
         views[node] = out
         return out
 
+    def _reshaped_from(self, node: fx.Node, roots: dict[fx.Node, fx.Node]) -> fx.Node | None:
+        """For a reshape of reshapes: the tensor that the last one alone can start from."""
+        if node.target is not aten.view.default:
+            return None
+        source = self.program.base.get(node)
+        while source is not None and source not in roots and source.target in _RESHAPES:
+            source = self.program.base.get(source)
+        if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
+            return None
+        like, wanted = source.meta["val"], node.meta["val"]
+        trial = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        try:
+            fits = trial.view(wanted.shape).stride() == wanted.stride()
+        except RuntimeError:
+            return None
+        return source if fits and like.dtype == wanted.dtype else None
+
     def _output(self, node: fx.Node) -> fx.Node | None:
         storage = node.meta["storage"]
-        for v in self.program.held or self.program.outputs:
+        for v in self.program.given:
             if self.values[v].storage == storage:
-                copy = self.held.get(v, self.final.get(v))
+                copy = self.given.get(v, self.final.get(v))
                 assert copy is not None
                 buffer = self.buffers[copy]
                 return self._view(node, buffer.roots, buffer.views)
@@ -599,6 +634,9 @@ class _Emitter:
             ):
                 found[i] = t
         return found
+
+
+_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
 
 
 def _same_view(node: fx.Node, other: fx.Node) -> bool:

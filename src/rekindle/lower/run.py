@@ -237,7 +237,8 @@ class _OtherBackward:
 
     def __init__(self, runner: Runner, joint: JointGraph) -> None:
         self.joint = joint
-        program = analyse(joint)
+        holds = runner.program.held == runner.program.given
+        program = analyse(joint, hold_outputs=holds)
         self.twin = _twin(runner, program)
         if self.twin is not None:
             return

@@ -43,6 +43,12 @@ _FROM_FORWARD: dict[str, tuple[str, dict[str, int]]] = {
     ),
     "aten._cudnn_rnn_backward": ("_cudnn_rnn", {"output": 0, "reserve": 3}),
 }
+# The forward leaves the seed in host memory (outside of CUDA graphs), whatever fake tensors say;
+# the backward reads it there: a seed on the GPU ends the process.
+_SEED_ON_HOST = {
+    "aten._scaled_dot_product_efficient_attention_backward",
+    "aten._efficient_attention_backward",
+}
 _OTHER_NAMES = {"cx_": "cx_tmp", "weight0": "weight1", "weight1": "weight2"}
 _OTHER_NAMES |= {"weight2": "weight3", "weight3": "weight4"}  # of one forward argument in backward
 
@@ -149,7 +155,17 @@ def make_inputs(
     kwargs = {k: on_device(v) for k, v in map_specs(call.kwargs, build).items()}
     if packet_of(call) in _FROM_FORWARD:
         args = _with_forward_state(call, args)
+    if packet_of(call) in _SEED_ON_HOST:
+        args = _with_seed_on_host(call, args)
     return args, kwargs
+
+
+def _with_seed_on_host(call: OpCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[attr-defined]
+    return tuple(
+        arg.cpu() if name in ("philox_seed", "philox_offset") else arg
+        for name, arg in zip(names, args, strict=False)
+    )
 
 
 def _with_forward_state(call: OpCall, args: tuple[Any, ...]) -> tuple[Any, ...]:

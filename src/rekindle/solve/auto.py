@@ -18,7 +18,6 @@ many moments, the gap it leaves is not all real. Beyond some ten thousand ops th
 polishes.
 """
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -27,9 +26,10 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.core.simulate import Trace
 from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.bound import best_bound
 from rekindle.solve.progress import Progress, report
+from rekindle.solve.smallest import small_peaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class _Search:
     def _shrink(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
         share = min(3.0, self.left_s)
-        for ops in small_peaks(self.problem, self.seed, share, self.threads):
+        for ops in small_peaks(self.problem, self.seed, share):
             self.offer(ops, "smallest peak")
 
     def solution(self) -> Solution:
@@ -256,7 +256,7 @@ class _Round:
     limit: float = 1.0  # of the budget
 
 
-_ROUNDS = (_Round(True, 0.5), _Round(False, 0.1), _Round(True, 0.5, 0.96), _Round(False, 0.3))
+_ROUNDS = (_Round(True, 50.0), _Round(False, 0.3), _Round(True, 50.0, 0.98), _Round(False, 3.0))
 
 
 def alike_values(problem: Problem) -> list[int]:
@@ -271,62 +271,3 @@ def alike_values(problem: Problem) -> list[int]:
             key += (op.name.partition("#")[0], op.cost, op.outputs.index(v))
         result.append(classes.setdefault(key, len(classes)))
     return result
-
-
-def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int, bool]:
-    """A lower bound on the cost above keep-all, and whether the budget is proven too small.
-
-    Moments tried: the loss, then the ops at which keep-all has the most memory, then the rest
-    spread evenly, as long as there is time.
-    """
-    deadline = time.monotonic() + time_limit_s
-    trace = simulate(problem, keep_all(problem))
-    best = 0.0
-    for op_id in _moments(problem, trace):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        extra, infeasible, _, _ = _native.bound_at(problem.native, op_id, budget, left)
-        if infeasible:
-            return 0, True
-        best = max(best, extra)
-    # Costs are whole numbers, so what lies above a whole number is the next one.
-    return math.ceil(best - 1e-6), False
-
-
-def _moments(problem: Problem, trace: Trace) -> list[int]:
-    by_memory = sorted(range(len(problem.ops)), key=lambda i: -trace.memory[i])
-    count = min(len(by_memory), 64)
-    spread = [by_memory[k * (len(by_memory) - 1) // max(1, count - 1)] for k in range(count)]
-    first = [problem.loss_op] if problem.loss_op is not None else []
-    return list(dict.fromkeys([*first, *by_memory[:8], *spread]))
-
-
-def small_peaks(
-    problem: Problem, seed: int, time_limit_s: float, threads: int
-) -> list[Sequence[int]]:
-    """Schedules with small peaks: the greedy walk under ever lower limits, then annealing."""
-    deadline = time.monotonic() + time_limit_s
-    order = list(range(len(problem.ops)))
-    found: list[Sequence[int]] = [order]
-    low, high = trivial_floor(problem), simulate(problem, keep_all(problem)).peak
-    max_steps = 40 * len(order) + 1000
-    while high - low > high >> 10 and time.monotonic() < deadline - 0.5 * time_limit_s:
-        middle = (low + high) // 2
-        left = deadline - time.monotonic()
-        fits, ops = _native.evict(problem.native, order, middle, max_steps, left)
-        if fits:
-            found.append(ops)
-            high = min(middle, simulate(problem, Schedule(tuple(ops))).peak)
-        else:
-            low = middle + 1
-    left = deadline - time.monotonic()
-    if left > 0.02:
-        results, ended = _native.anneal(
-            problem.native, [list(found[-1])], trivial_floor(problem), _native.Objective.peak,
-            [seed], 5000 * len(order), left, 1,
-        )  # fmt: skip
-        found += [r.best or r.smallest for r in results]
-        if ended == "interrupt":
-            raise KeyboardInterrupt
-    return found

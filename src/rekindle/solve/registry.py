@@ -7,12 +7,23 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.checkmate_lp import CheckmateLP
 from rekindle.solve.fastsa import FastSA, Reorder
+from rekindle.solve.moccasin import Moccasin
+from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 
 SOLVERS: tuple[Solver, ...] = (
     Auto(),
     FastSA(),
+    Rotor(),
+    RotorFloating(),
+    Revolve(),
+    Sequential(),
     Reorder(),
+    Checkmate(),
+    Moccasin(),
+    CheckmateLP(),
     Floor(),
     Sqrt(),
     KeepAll(),
