@@ -15,7 +15,6 @@ Batch norm, which writes its running statistics, may run again: then without the
 """
 
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -214,10 +213,7 @@ class _Analysis:
             storage = self._new_storage(node)
             op.makes[storage] = 0
         op.random = effects.is_random(node.target)
-        statistics = {
-            node.args[p].meta["storage"]  # type: ignore[union-attr]
-            for p in effects.statistics_positions(node)
-        }
+        statistics = {node.args[p].meta["storage"] for p in effects.statistics_positions(node)}
         op.once = (
             effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
         )

@@ -18,9 +18,9 @@ from torch import fx
 from rekindle.capture import effects
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
+    UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    UNSUPPORTED,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -61,7 +61,7 @@ class Scalar:
     where: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
@@ -336,7 +336,7 @@ def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict
                 values[node] = real.clone() if node.meta["storage"] in written else real
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = node.target(*args, **kwargs)
     return values
 
 

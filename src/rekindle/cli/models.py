@@ -258,4 +258,4 @@ def _factory(name: str) -> Callable[[], Any]:
     found = getattr(module, attribute, None)
     if not callable(found):
         raise FileError(f"{where} has no function {attribute!r}")
-    return found
+    return found  # type: ignore[no-any-return]

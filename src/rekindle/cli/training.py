@@ -20,7 +20,7 @@ BUDGETS = (1.0, 0.5, 0.3)
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 256, 128, 128, 4, 4, 8
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(WIDTH)
@@ -42,7 +42,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class GPT(nn.Module):
+class GPT(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
