@@ -19,9 +19,9 @@ from rekindle.capture import effects
 from rekindle.capture.layouts import Layouts
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
+    UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    UNSUPPORTED,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -62,7 +62,7 @@ class Scalar:
     where: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
@@ -77,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self._node_of: dict[int, fx.Node] = {}
         self._constant_of: dict[int, torch.Tensor] = {}
         self._layouts = Layouts()
+        self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps ids and storage keys from being used again
 
@@ -104,7 +105,8 @@ class Recorder(TorchDispatchMode):
 
     def _bind(self, node: fx.Node, fake: torch.Tensor) -> None:
         node.meta["val"] = fake
-        node.meta["storage"] = storage_key(fake)
+        # Numbered in order of appearance: the same model gives the same problem every time.
+        node.meta["storage"] = self._storages.setdefault(storage_key(fake), len(self._storages))
         node.meta["storage_bytes"] = storage_bytes(fake)
         self._node_of[id(fake)] = node
         self._alive.append(fake)
@@ -176,7 +178,7 @@ class Recorder(TorchDispatchMode):
 
     def _alias(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor object that came from no dispatched op but shares a known storage."""
-        key = storage_key(tensor)
+        key = self._storages.get(storage_key(tensor))
         for node in self.graph.nodes:
             if node.meta.get("storage") == key and node.meta["val"].dtype == tensor.dtype:
                 out = self.graph.call_function(
@@ -310,7 +312,7 @@ def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict
                 values[node] = real.clone() if node.meta["storage"] in written else real
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = node.target(*args, **kwargs)
     return values
 
 
