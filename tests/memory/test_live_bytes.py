@@ -14,8 +14,8 @@ from equivalence.manage import example_of, manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import CASES, Case, Example, gaussian
 from memory.meter import LiveMeter, every_output, measure_step, own_loss
-from rekindle.profile import blocks_of
 from rekindle.core import Problem, simulate
+from rekindle.profile import blocks_of
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
