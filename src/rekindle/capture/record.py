@@ -76,8 +76,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
         self._constant_of: dict[int, torch.Tensor] = {}
-        self._storages: dict[int, int] = {}
         self._layouts = Layouts()
+        self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps ids and storage keys from being used again
 
