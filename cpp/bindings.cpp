@@ -7,6 +7,7 @@
 
 #include "control.h"
 #include "evict.h"
+#include "fillup.h"
 #include "problem.h"
 #include "simulate.h"
 
@@ -116,4 +117,21 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
         "Greedy rematerialization under a memory limit; (fits, schedule).");
+
+    nb::enum_<Keep>(m, "Keep")
+        .value("cost_per_byte", Keep::cost_per_byte)
+        .value("chain_per_byte", Keep::chain_per_byte)
+        .value("chain_per_byte_time", Keep::chain_per_byte_time);
+
+    m.def(
+        "fill_up",
+        [](const Problem& problem, const std::vector<Id>& sequence, std::int64_t limit_bytes,
+           Keep keep, int rounds, double time_limit_s) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            return fill_up(problem, sequence, limit_bytes, keep, rounds, control);
+        },
+        "problem"_a, "sequence"_a, "limit"_a, "keep"_a, "rounds"_a, "time_limit_s"_a,
+        "Keeps what a recomputing sequence frees while there is room, and skips runs thereby.");
 }

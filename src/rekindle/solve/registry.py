@@ -5,8 +5,10 @@ from difflib import get_close_matches
 from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
+    TWRemat(),
     Sqrt(),
     Floor(),
     KeepAll(),
