@@ -1,0 +1,81 @@
+# `make demo` and `make test` do everything from a fresh clone: own virtual environment, install,
+# native build, then their job. With another environment that has everything already, nothing is
+# installed: `make test VENV=/path/to/venv`.
+
+VENV ?= .venv
+PYTEST_ARGS ?=
+WORKERS ?= 2
+PIP_TRIES ?= 3
+
+PYTHON := $(abspath $(VENV))/bin/python
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+# One thread each: the workers of pytest share the cores.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NATIVE := build/Release/.built
+ifeq ($(VENV),.venv)
+PACKAGE := $(VENV)/.package
+TOOLS := $(VENV)/.tools
+else
+PACKAGE := $(NATIVE)
+TOOLS := $(NATIVE)
+export PYTHONPATH := $(CURDIR)/src
+endif
+
+.PHONY: demo test check format bench native clean
+
+demo: $(PACKAGE) $(NATIVE)
+	$(PYTHON) -m rekindle demo
+
+test: $(TOOLS) $(NATIVE)
+	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(PYTEST_ARGS)
+
+check: $(TOOLS) $(NATIVE)
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports --no-cache
+
+format: $(TOOLS)
+	ruff format .
+	ruff check --fix .
+
+bench: $(TOOLS) $(NATIVE)
+	$(PYTHON) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	for script in benchmarks/*/*.py; do echo "$$script"; $(PYTHON) $$script || exit 1; done
+
+native: $(NATIVE)
+
+clean:
+	rm -rf .venv build dist src/rekindle/_native.*
+
+# Downloads fail now and then; what was fetched stays in pip's cache, so trying again is cheap.
+pip_install = for try in $$(seq $(PIP_TRIES)); do \
+	$(PYTHON) -m pip install -q -c constraints.txt $(1) && exit 0; \
+	echo "pip install failed (try $$try of $(PIP_TRIES))" >&2; sleep $$try; done; exit 1
+
+$(VENV)/.python:
+	@for python in python3 python3.11 python3.12 python3.13; do \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    && exec $$python -m venv $(VENV); \
+	done; echo "Python 3.11 or newer is needed, and none was found on PATH" >&2; exit 1
+	touch $@
+
+# torch first and pinned: anything that pulls it on its own may pull the CUDA packages as well.
+$(VENV)/.package: $(VENV)/.python pyproject.toml constraints.txt
+	$(call pip_install,torch)
+	$(call pip_install,scikit-build-core nanobind cmake ninja)
+	$(call pip_install,--no-build-isolation -e . -C build-dir=build/Release \
+	  -C cmake.define.REKINDLE_STRICT=ON)
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.package requirements-test.txt requirements-test-nodeps.txt
+	$(call pip_install,-r requirements-test.txt)
+	$(call pip_install,--no-deps -r requirements-test-nodeps.txt)
+	touch $@
+
+$(NATIVE): CMakeLists.txt $(wildcard cpp/*) $(filter-out $(NATIVE),$(PACKAGE))
+	cmake -S . -B build/Release -G Ninja -DREKINDLE_STRICT=ON -DPython_EXECUTABLE=$(PYTHON)
+	cmake --build build/Release
+	touch $@
