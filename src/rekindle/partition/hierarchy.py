@@ -182,9 +182,9 @@ class _Level:
         heap: list[tuple[float, int, int]] = []
         alive: list[frozenset[int] | None] = list(candidates)
         known = {c: k for k, c in enumerate(candidates)}
-        for k, c in enumerate(candidates):
-            heap.append((self.score(c), len(c), k))
-            for x in c:
+        for k, group in enumerate(candidates):
+            heap.append((self.score(group), len(group), k))
+            for x in group:
                 member[x].add(k)
         heapq.heapify(heap)
         group_of: list[frozenset[int]] = [frozenset((x,)) for x in range(num)]

@@ -5,10 +5,12 @@ from difflib import get_close_matches
 from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
+from rekindle.solve.checkmate import Checkmate
 from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
+    Checkmate(),
     TWRemat(),
     Rotor(),
     RotorFloating(),

@@ -1,0 +1,20 @@
+"""A deadline that is asked for the seconds left."""
+
+import time
+
+
+class TimeLeft:
+    """Starts when it is made; calling it gives the seconds left, never below 0."""
+
+    __slots__ = ("_end", "_start")
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._start = time.monotonic()
+        self._end = self._start + time_limit_s
+
+    def __call__(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
