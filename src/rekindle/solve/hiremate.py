@@ -1,0 +1,336 @@
+"""`hiremate`: hierarchical rematerialization (Gusak et al., ICML 2025).
+
+1. `partition.base` sees the training step as layers, `partition.hierarchy` (H-Partition) groups
+   them into a tree of small convex groups.
+2. From the bottom up, each distinct group (`partition.repeated`) gets options: ways to run its
+   forward and its backward (`options`). Every option maker that applies runs on every group
+   (Sec. 3.2.1): `keep_everything`, `by_twremat` (ignores the partition below) and `_Tree.by_hilp`
+   (H-ILP over the group's children and their options, `hilp`), over a grid of budgets for the peak
+   and for what is saved. The best few, far apart, are kept (`options.select`, N_o).
+3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
+   the simulator decides; `_Top.polish` then keeps what there is still room for. TW-Remat on the
+   whole graph is run beside it, as in the paper.
+
+The model of memory never counts less than the simulator does, so a plan within the budget is a
+schedule within the budget; being larger, budgets somewhat above the real one are tried as well.
+
+Known limits: those of `hilp` (no forward run is repeated before the loss at one level), and H-ILP's
+optimum is over the options it is given.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from rekindle import _native
+from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.core.simulate import run_native
+from rekindle.partition.base import (
+    Group,
+    Layers,
+    Partitioner,
+    layer_graph,
+    read_layers,
+    reason_without_phases,
+)
+from rekindle.partition.hierarchy import HPartition
+from rekindle.partition.repeated import Part, cut_part
+from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
+from rekindle.solve.options import Option, OptionMaker, bare, measure, select, split
+from rekindle.solve.progress import Progress, report
+from rekindle.solve.twremat import TWRemat
+
+
+def keep_everything(part: Part, time_limit_s: float) -> list[Option]:
+    """Each op once, in the listed order."""
+    loss = part.problem.loss_op
+    assert loss is not None
+    return [measure(part, range(loss), range(loss + 1, len(part.problem.ops)))]
+
+
+@dataclass(frozen=True, slots=True)
+class ByTWRemat:
+    """TW-Remat on the part over a grid of budgets. The loss op's workspace stands for the
+    difference between the two budgets, so that what is kept across it is within the second."""
+
+    num_peaks: int = 3
+    num_saves: int = 6
+    solver: TWRemat = field(default_factory=lambda: TWRemat(num_limits=3, max_length=20_000))
+
+    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        problem = part.problem
+        deadline = time.monotonic() + time_limit_s
+        options: list[Option] = []
+        for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            tight = with_loss_workspace(problem, peak - save)
+            solution = self.solver.solve(tight, peak, time_limit_s=left, seed=0)
+            if solution.schedule is None:
+                continue
+            halves = split(part, solution.schedule.ops)
+            if halves is not None:
+                options.append(measure(part, *halves))
+        return options
+
+
+def with_loss_workspace(problem: Problem, workspace: int) -> Problem:
+    loss = problem.loss_op
+    assert loss is not None
+    ops = list(problem.ops)
+    ops[loss] = replace(ops[loss], workspace=workspace)
+    return replace(problem, ops=tuple(ops))
+
+
+def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, int]]:
+    """(M_peak, M_save): peaks evenly from the least any schedule needs to what keep-all needs,
+    saves evenly from the part's outputs to the peak (Rockmate 3.3)."""
+    problem = part.problem
+    highest = simulate(problem, keep_all(problem)).peak
+    lowest = min(trivial_floor(problem), highest)
+    least = sum(problem.values[v].size for v in part.forward_out)
+    kept = _kept_by_all(part)
+    grid: dict[tuple[int, int], None] = {}
+    for a in range(num_peaks):
+        peak = highest - (highest - lowest) * a // max(1, num_peaks)
+        most = min(peak, kept)
+        for b in range(num_saves):
+            save = most - (most - min(least, most)) * b // max(1, num_saves - 1)
+            grid[peak, save] = None
+    return list(grid)
+
+
+def _kept_by_all(part: Part) -> int:
+    """What is there at the loss when nothing is run twice."""
+    problem = part.problem
+    loss = problem.loss_op
+    assert loss is not None
+    return simulate(problem, keep_all(problem)).memory[loss]
+
+
+@dataclass(frozen=True, slots=True)
+class HiRemate:
+    partitioner: Partitioner = field(default_factory=HPartition)
+    makers: tuple[OptionMaker, ...] = (keep_everything, ByTWRemat())
+    ilp_budgets: tuple[tuple[float, float], ...] = ((1.0, 0.6), (1.0, 0.3), (0.7, 0.5), (0.7, 0.2))
+    max_options: int = 6  # N_o, per layer of a level
+    ilp_time_s: float = 3.0  # per program below the top
+    rel_gap: float = 0.005
+    whole: TWRemat | None = field(default_factory=TWRemat)  # run beside H-ILP at the top
+
+    name: ClassVar[str] = "hiremate"
+    requires: ClassVar[tuple[str, ...]] = ("highspy",)
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return reason_without_phases(problem)
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        top = _Top(self, problem, budget, time.monotonic() + time_limit_s, seed)
+        if warm_start is not None:
+            top.take(warm_start.ops)
+        try:
+            top.run()
+        except KeyboardInterrupt:
+            top.stopped_by = "interrupt"
+        return answer(
+            problem,
+            budget,
+            top.found,
+            solver=self.name,
+            bound=sum(op.cost for op in problem.ops),
+            stopped_by=top.stopped_by,
+            notes=tuple(top.notes),
+        )
+
+
+class Tree:
+    """The hierarchy with options: children of a level, each distinct part solved once."""
+
+    def __init__(
+        self, options: HiRemate, problem: Problem, layers: Layers, seed: int, deadline: float
+    ) -> None:
+        self.options = options
+        self.problem = problem
+        self.layers = layers
+        self.seed = seed
+        self.deadline = deadline
+        self.known: dict[Problem, tuple[Option, ...]] = {}
+        self.num_programs = 0
+
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def child(self, group: Group) -> Child:
+        part = cut_part(self.problem, self.layers, group.layers)
+        if part.problem not in self.known:
+            self.known[part.problem] = tuple(self._make(group, part))
+        return Child(part, self.known[part.problem], bare(part))
+
+    def _make(self, group: Group, part: Part) -> list[Option]:
+        if not group.children:
+            return keep_everything(part, 0.0)
+        children = tuple(self.child(c) for c in group.children)
+        options: list[Option] = []
+        for maker in self.options.makers:
+            options += maker(part, 0.2 * self.left_s())
+        options += self.by_hilp(part, children)
+        return select(options, self.options.max_options)
+
+    def by_hilp(self, part: Part, children: tuple[Child, ...]) -> list[Option]:
+        ids = part.values
+        made = {ids[v]: value.size for v, value in enumerate(part.problem.values)}
+        level = Level(
+            children=children,
+            size={v: made[v] for v in _made_by(children)},
+            loss_reads=frozenset(ids[v] for v in part.forward_out),
+            final=frozenset(ids[v] for v in part.problem.outputs),
+        )
+        local = {i: k for k, i in enumerate(part.ops)}
+        highest = simulate(part.problem, keep_all(part.problem)).peak
+        kept = _kept_by_all(part)
+        found: list[Option] = []
+        for peak_share, save_share in self.options.ilp_budgets:
+            limit = min(self.options.ilp_time_s, 0.2 * self.left_s())
+            if limit <= 0:
+                break
+            model = LevelModel(
+                level, int(highest * peak_share), int(kept * save_share), corrections=False
+            )
+            self.num_programs += 1
+            plan, _ = model.solve(time_limit_s=limit, rel_gap=self.options.rel_gap, seed=self.seed)
+            if plan is not None:
+                forward, backward = lower_plan(level, plan)
+                found.append(
+                    measure(part, [local[i] for i in forward], [local[i] for i in backward])
+                )
+        return found
+
+
+def _made_by(children: Iterable[Child]) -> set[int]:
+    """The values that leave some child."""
+    made: set[int] = set()
+    for child in children:
+        part = child.part
+        loss = part.problem.loss_op
+        assert loss is not None
+        made.update(part.values[v] for v in part.forward_out)
+        made.update(part.values[v] for v in part.problem.outputs)
+    return made
+
+
+class _Top:
+    """One solve: the hierarchy, the program at the top, and the schedules found."""
+
+    def __init__(
+        self, options: HiRemate, problem: Problem, budget: int, deadline: float, seed: int
+    ) -> None:
+        self.options = options
+        self.problem = problem
+        self.budget = budget
+        self.deadline = deadline
+        self.seed = seed
+        self.start = time.monotonic()
+        self.found: list[Sequence[int]] = [keep_all(problem).ops]
+        self.best_cost: int | None = None
+        self.notes: list[str] = []
+        self.stopped_by = ""
+
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def run(self) -> None:
+        problem = self.problem
+        if run_native(problem, keep_all(problem)).peak <= self.budget:
+            return
+        if self.options.whole is not None:
+            whole = self.options.whole.solve(
+                problem, self.budget, time_limit_s=0.2 * self.left_s(), seed=self.seed
+            )
+            for schedule in (whole.schedule, whole.smallest):
+                if schedule is not None:
+                    self.take(schedule.ops)
+        layers = read_layers(problem)
+        group = self.options.partitioner.partition(layer_graph(problem, layers))
+        tree = Tree(self.options, problem, layers, self.seed, self.deadline - 0.3 * self.left_s())
+        children = tuple(tree.child(c) for c in (group.children or (group,)))
+        self.note_sizes(group, tree)
+        self.solve_top(self.level(children))
+        if self.left_s() == 0:
+            self.stopped_by = "time limit"
+
+    def note_sizes(self, group: Group, tree: Tree) -> None:
+        groups = list(group.walk())
+        largest = max((len(g.children) for g in groups), default=1)
+        elapsed = time.monotonic() - self.start
+        self.notes.append(
+            f"{group.depth} levels, {len(groups)} groups, {len(tree.known)} distinct parts, at "
+            f"most {largest} nodes in a group, {tree.num_programs} programs, {elapsed:.1f} s to "
+            "the top"
+        )
+
+    def level(self, children: tuple[Child, ...]) -> Level:
+        problem = self.problem
+        loss = problem.loss_op
+        made = _made_by(children)
+        op = problem.ops[loss] if loss is not None else None
+        if op is not None:
+            made.update(op.outputs)
+        resident = set(problem.resident)
+        return Level(
+            children=children,
+            size={v: problem.values[v].size for v in made},
+            loss_reads=frozenset(v for v in op.inputs if v not in resident) if op else frozenset(),
+            loss_makes=frozenset(op.outputs) if op else frozenset(),
+            loss_workspace=op.workspace if op else 0,
+            final=frozenset(v for v in problem.outputs if v not in resident),
+            held=frozenset(v for v in problem.held if v not in resident),
+        )
+
+    def solve_top(self, level: Level) -> None:
+        plan: Plan | None = None
+        for stretch in (1.0, 1.05, 1.12):
+            model = LevelModel(level, int(self.budget * stretch))
+            share = 0.4 * self.left_s()
+            if share <= 0.01:
+                return
+            answer, _ = model.solve(
+                time_limit_s=share, rel_gap=self.options.rel_gap, seed=self.seed, start=plan
+            )
+            if answer is None:
+                continue
+            plan = answer
+            self.take(self.lower(level, plan))
+
+    def lower(self, level: Level, plan: Plan) -> list[int]:
+        forward, backward = lower_plan(level, plan)
+        loss = self.problem.loss_op
+        return [*forward, *([] if loss is None else [loss]), *backward]
+
+    def take(self, ops: Sequence[int]) -> None:
+        """Adds the schedule, cleaned, and what becomes of it where there is room to spare."""
+        native = self.problem.native
+        clean = _native.drop_dead_runs(native, list(ops))
+        for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
+            filled = _native.fill_up(native, clean, self.budget, keep, 6, self.left_s())
+            self.add(_native.drop_needless_runs(native, filled, self.budget, 0.1 * self.left_s()))
+        self.add(clean)
+
+    def add(self, ops: Sequence[int]) -> None:
+        trace = simulate(self.problem, Schedule(tuple(ops)))
+        self.found.append(ops)
+        if trace.peak <= self.budget and (self.best_cost is None or trace.cost < self.best_cost):
+            self.best_cost = trace.cost
+            elapsed = time.monotonic() - self.start
+            report(Progress(HiRemate.name, elapsed, cost=trace.cost))
