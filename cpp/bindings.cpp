@@ -182,7 +182,7 @@ NB_MODULE(_native, m) {
         .value("revolve", ChainRule::revolve)
         .value("floating", ChainRule::floating);
     nb::enum_<ChainRun>(m, "ChainRun", "F_none, F_ck, F_all by an option, B of that option.")
-        .value("pass_", ChainRun::pass)
+        .value("drop", ChainRun::drop)
         .value("keep", ChainRun::keep)
         .value("save", ChainRun::save)
         .value("back", ChainRun::back);

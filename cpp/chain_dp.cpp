@@ -177,7 +177,7 @@ class Persistent final : public ChainTable {
             return;
         }
         for (std::size_t k = s; k < cut; ++k)
-            steps.push_back({k == s ? ChainRun::keep : ChainRun::pass,
+            steps.push_back({k == s ? ChainRun::keep : ChainRun::drop,
                              static_cast<std::int32_t>(k), -1});
         write(cut, t, m - chain_.input[cut], steps);
         write(s, cut - 1, m, steps);

@@ -48,12 +48,12 @@ enum class ChainRule : std::uint8_t {
 };
 
 // The operations of Table 1: F_none, F_ck, F_all (by an option) and B (of that option).
-enum class ChainRun : std::uint8_t { pass, keep, save, back };
+enum class ChainRun : std::uint8_t { drop, keep, save, back };
 
 struct ChainStep {
     ChainRun run;
     std::int32_t block;
-    std::int32_t option;  // -1 for pass and keep
+    std::int32_t option;  // -1 for drop and keep
 };
 
 constexpr double unreachable = std::numeric_limits<double>::infinity();

@@ -136,11 +136,11 @@ class Floating final : public ChainTable {
             if (s < l) write(s + 1, s + 1, l, m - choice->saved, steps);
             steps.push_back({ChainRun::back, block, choice->id});
         } else if (cut == 0) {
-            steps.push_back({ChainRun::pass, block, -1});
+            steps.push_back({ChainRun::drop, block, -1});
             write(s + 1, t, l, moved(s, m), steps);
         } else {
             for (std::size_t k = s; k < cut; ++k)
-                steps.push_back({k == s ? ChainRun::keep : ChainRun::pass,
+                steps.push_back({k == s ? ChainRun::keep : ChainRun::drop,
                                  static_cast<std::int32_t>(k), -1});
             write(cut, back, l, m - chain_.input[cut], steps);
             write(s, t, back - 1, m, steps);

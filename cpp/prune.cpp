@@ -39,7 +39,7 @@ class Pruning {
     }
 
    private:
-    // Steps whose outputs an earlier step has made, the most expensive first; among equals the
+    // Steps whose outputs an earlier step has made, the most cost per byte first; among equals the
     // one with the shortest way back. Fills last_use_before_.
     std::vector<std::size_t> repeats() {
         constexpr std::size_t none = static_cast<std::size_t>(-1);
@@ -57,9 +57,14 @@ class Pruning {
             for (Id v : p_.inputs[i]) last_use[idx(v)] = t;
             for (Id v : outputs) last_use[idx(v)] = t;
         }
+        std::vector<double> worth(steps_.size(), 0);
+        for (std::size_t t : found) {
+            double bytes = 1;
+            for (Id v : p_.outputs[steps_[t]]) bytes += static_cast<double>(p_.size_of(v));
+            worth[t] = static_cast<double>(p_.cost_of(steps_[t])) / bytes;
+        }
         std::stable_sort(found.begin(), found.end(), [&](std::size_t a, std::size_t b) {
-            const auto cost_a = p_.cost_of(steps_[a]), cost_b = p_.cost_of(steps_[b]);
-            if (cost_a != cost_b) return cost_a > cost_b;
+            if (worth[a] != worth[b]) return worth[a] > worth[b];
             return a - last_use_before_[a].front() < b - last_use_before_[b].front();
         });
         return found;

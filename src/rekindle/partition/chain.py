@@ -182,9 +182,7 @@ class _Measure:
         arriving = [
             v for v in read if self._is_gradient(v) and self._made(v) > k and self._until(v) == k
         ]
-        leaving = [
-            v for i in backward for v in self.problem.ops[i].outputs if self._until(v) < k
-        ]
+        leaving = [v for i in backward for v in self.problem.ops[i].outputs if self._until(v) < k]
         peak = self._peak(backward, start=(*saved, *arriving), keep=leaving)
         return Option(
             saved=self.total({*saved, *crossing}),

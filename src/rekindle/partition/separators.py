@@ -189,7 +189,9 @@ class _Rows:
             if i in self.block_of or i in side:
                 continue
             before = (self.producer[v] for v in self.problem.ops[i].inputs)
-            self.block_of[i] = max((self.block_of[k] for k in before if k in self.block_of), default=0)
+            self.block_of[i] = max(
+                (self.block_of[k] for k in before if k in self.block_of), default=0
+            )
 
     def _place_backward(self, num_blocks: int) -> None:
         ops, block_of = self.problem.ops, self.block_of

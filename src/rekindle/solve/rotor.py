@@ -19,8 +19,10 @@ kept) or by an option that saves what its backward reads (F_all); B is that back
 Memory is counted in slots (500 to the budget), sizes rounded up. The sequence becomes op ids
 (`lower_steps`): F_none, F_ck and F_all are the same ops, what is kept follows from later reads. As
 rounding and the blocks' measures err on the safe side, larger tables than the budget's are tried
-too, and the exact simulation decides (`_ChainSearch.widest`). Runs whose older results can stay
-within the budget are then dropped (`drop_needless_runs`).
+too, and the exact simulation decides (`_ChainSearch.widest`). `rotor` and `rotor-floating` then
+drop runs whose older results can stay within the budget (`_ChainSearch.pruned`), also from
+sequences for less memory (`_ChainSearch.leaner`): single ops are finer than blocks. `revolve` and
+`sequential` stay as published.
 
 Known limits: within a block all or nothing is saved; values that ops without a gradient share
 between blocks, and results of run-once ops, are kept from their first run on; more than
@@ -45,7 +47,9 @@ Run = _native.ChainRun
 Step = tuple[Run, int, int]  # run, block, option
 
 STRETCH = 1.25  # tables reach beyond the budget by this, for what rounding up took away
+NUM_LEANER = 12  # sequences for less memory that are tried as well
 MAX_TABLE_BYTES = 1 << 30
+FEW_SLOTS = 100  # blocks are joined rather than counted in fewer slots than this
 ADDS_PER_S = 1.5e9  # of the native programs on one slow core; only to choose the slots
 
 
@@ -142,8 +146,8 @@ def segment_steps(num_blocks: int, num_segments: int) -> list[Step]:
     starts = [k * size for k in range(num_segments)]
     steps: list[Step] = []
     for first in starts[:-1]:
-        for k in range(first, first + size):
-            steps.append((Run.keep if k == first else Run.pass_, k, -1))
+        steps.append((Run.keep, first, -1))
+        steps += [(Run.drop, k, -1) for k in range(first + 1, first + size)]
     for first, end in zip(starts[::-1], [num_blocks, *starts[:0:-1]], strict=True):
         steps += [(Run.save, k, 0) for k in range(first, end)]
         steps += [(Run.back, k, 0) for k in reversed(range(first, end))]
@@ -170,6 +174,9 @@ class _ChainSearch:
         if program is None:
             out_of_time = time.monotonic() - start >= 0.85 * (self.deadline - start)
             self.stopped_by = "time limit" if out_of_time else "interrupt"
+            root = math.isqrt(len(self.chain))
+            for count in {2, max(1, root // 2), root, min(2 * root, len(self.chain))}:
+                self.try_steps(segment_steps(len(self.chain), count))
         return program
 
     def try_steps(self, steps: Iterable[Step]) -> bool:
@@ -182,7 +189,7 @@ class _ChainSearch:
         sequence = program.sequence(slots)
         return sequence is not None and self.try_steps(sequence.steps)
 
-    def widest(self, program: ChainProgram, low: int) -> None:
+    def widest(self, program: ChainProgram, low: int) -> int:
         """The most slots whose schedule still fits, by bisection; `low` is known to be feasible.
         More slots never cost more, and mostly mean a higher peak."""
         high = program.slots
@@ -196,6 +203,13 @@ class _ChainSearch:
                 low = middle
             else:
                 high = middle - 1
+        return low
+
+    def leaner(self, program: ChainProgram, high: int) -> None:
+        """Sequences for less memory than there is: what they leave free, single runs may use."""
+        low = _least(program)
+        for k in range(NUM_LEANER):
+            self.try_slots(program, low + (high - low) * k // NUM_LEANER)
 
     def fits(self) -> bool:
         return any(
@@ -204,19 +218,21 @@ class _ChainSearch:
 
     def pruned(self) -> None:
         """Drops needless runs from what fits, the cheapest first, while there is time."""
-        fitting = []
-        for ops in self.found:
-            if run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget:
-                fitting.append((sum(self.problem.ops[i].cost for i in ops), len(fitting), ops))
-        for _, _, ops in sorted(fitting)[:3]:
-            self.found.append(
-                _native.drop_needless_runs(
-                    self.problem.native, list(ops), self.budget, 0.5 * self.left_s()
+        fitting = {
+            tuple(ops): sum(self.problem.ops[i].cost for i in ops)
+            for ops in self.found
+            if run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget
+        }
+        for ops in sorted(fitting, key=lambda ops: (fitting[ops], ops)):
+            left = self.left_s()
+            if left > 0:
+                self.found.append(
+                    _native.drop_needless_runs(
+                        self.problem.native, list(ops), self.budget, 0.5 * left
+                    )
                 )
-            )
 
     def answer(self, name: str) -> Solution:
-        self.pruned()
         # Every op that is not dead runs at least once, so their cost is a bound.
         bound = sum(op.cost for op in self.problem.ops)
         notes = (f"{len(self.chain)} blocks",)
@@ -234,12 +250,22 @@ class _ChainSearch:
         return solution
 
 
+def _adds_per_slot(num_blocks: int, rule: Rule) -> float:
+    return num_blocks**4 / 12 if rule == Rule.floating else num_blocks**3 / 6
+
+
+def _affordable_blocks(max_blocks: int, rule: Rule, time_limit_s: float) -> int:
+    """Fewer blocks where a coarse table would not fit the time."""
+    adds = 0.25 * time_limit_s * ADDS_PER_S / FEW_SLOTS
+    while max_blocks > 8 and _adds_per_slot(max_blocks, rule) > adds:
+        max_blocks = max_blocks * 9 // 10
+    return max_blocks
+
+
 def _affordable_slots(num_blocks: int, slots: int, rule: Rule, time_limit_s: float) -> int:
     """Fewer slots where the table would not fit the time or the memory."""
-    n = num_blocks
-    adds_per_slot = n**4 / 12 if rule == Rule.floating else n**3 / 6
-    by_time = 0.5 * time_limit_s * ADDS_PER_S / adds_per_slot
-    by_memory = MAX_TABLE_BYTES / _native.chain_table_bytes(n, 0, rule)
+    by_time = 0.25 * time_limit_s * ADDS_PER_S / _adds_per_slot(num_blocks, rule)
+    by_memory = MAX_TABLE_BYTES / _native.chain_table_bytes(num_blocks, 0, rule)
     return max(20, int(min(slots, by_time, by_memory)))
 
 
@@ -251,10 +277,11 @@ def _solve_by_rule(
     name: str,
     slots: int,
     max_blocks: int,
+    prune: bool,
     time_limit_s: float,
 ) -> Solution:
     deadline = time.monotonic() + time_limit_s
-    chain = find_chain(problem, max_blocks)
+    chain = find_chain(problem, _affordable_blocks(max_blocks, rule, time_limit_s))
     assert not isinstance(chain, str), "accepts was asked first"
     search = _ChainSearch(problem, chain, budget, deadline)
     search.found.append(keep_all(problem).ops)
@@ -265,12 +292,16 @@ def _solve_by_rule(
             unit = max(1, -(-int(room * STRETCH) // slots))
             program = search.solve(unit, slots, rule)
             if program is not None and program.feasible(slots):
-                search.widest(program, max(program.slots_in(budget), _least(program)))
+                fitting = search.widest(program, max(program.slots_in(budget), _least(program)))
+                if prune:
+                    search.leaner(program, fitting)
         if not search.fits() and not search.stopped_by:
             # Below what the chain can do, or only by its safe numbers: look over the whole range.
             program = search.solve(max(1, -(-_most(chain) // slots)), slots, rule)
             if program is not None and program.feasible(slots):
                 search.widest(program, _least(program))
+        if prune:
+            search.pruned()
     except KeyboardInterrupt:
         search.stopped_by = "interrupt"
     return search.answer(name)
@@ -305,6 +336,7 @@ def _reason(problem: Problem) -> str | None:
 class Rotor:
     slots: int = 500
     max_blocks: int = 400
+    prune: bool = True  # False: the paper's sequence as it is
 
     name: ClassVar[str] = "rotor"
     requires: ClassVar[tuple[str, ...]] = ()
@@ -329,6 +361,7 @@ class Rotor:
             name=self.name,
             slots=self.slots,
             max_blocks=self.max_blocks,
+            prune=self.prune,
             time_limit_s=time_limit_s,
         )
 
@@ -337,6 +370,7 @@ class Rotor:
 class RotorFloating:
     slots: int = 500
     max_blocks: int = 80
+    prune: bool = True  # False: the paper's sequence as it is
 
     name: ClassVar[str] = "rotor-floating"
     requires: ClassVar[tuple[str, ...]] = ()
@@ -361,6 +395,7 @@ class RotorFloating:
             name=self.name,
             slots=self.slots,
             max_blocks=self.max_blocks,
+            prune=self.prune,
             time_limit_s=time_limit_s,
         )
 
@@ -393,6 +428,7 @@ class Revolve:
             name=self.name,
             slots=self.slots,
             max_blocks=self.max_blocks,
+            prune=False,
             time_limit_s=time_limit_s,
         )
 
