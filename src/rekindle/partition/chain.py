@@ -5,7 +5,7 @@ kept but its output, or by one of its *options*, which saves what the option's b
 Rotor's words, an activation is a, what an option saves is a-bar, a gradient is delta, and a peak
 without what stands is an overhead.
 
-Every peak is that of `core.simulate` on the block alone (`_Measure`): the block's input and all
+Every peak is that of `core.simulate` on the block alone (`Measure`): the block's input and all
 that stands beside it count as always there, so a sequence that fits by these numbers fits by the
 simulator. `standing` holds, beside the incoming gradient, everything else that the backward has
 made by then and that stays: parameter gradients, parts of shared ones, held outputs.
@@ -14,7 +14,7 @@ The last block has the loss in its middle. It has two options: save, loss, backw
 once more, backward.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle.core import Op, Problem, Schedule, Value, simulate
@@ -100,10 +100,10 @@ def chain_of_stages(stages: Sequence[Stage], input_size: int, input_gradient: in
 def find_chain(problem: Problem, max_blocks: int | None = None) -> Chain | str:
     """The chain of a training step, or the reason why it is none."""
     rows = find_rows(problem, max_blocks)
-    return rows if isinstance(rows, str) else _Measure(problem, rows).chain()
+    return rows if isinstance(rows, str) else Measure(problem, rows).chain()
 
 
-class _Measure:
+class Measure:
     """Sizes and costs of each block, by simulating it alone."""
 
     def __init__(self, problem: Problem, rows: Rows) -> None:
@@ -119,11 +119,14 @@ class _Measure:
         self.block_of.update(dict.fromkeys(self.loss, self.last))
         self.sizes = [value.size for value in problem.values]
 
-    def chain(self) -> Chain:
+    def chain(self, more: Mapping[int, Sequence[Option]] | None = None) -> Chain:
+        """The chain; `more` gives blocks further options, made by `option` or `last_option`."""
         standing = self._standing()
-        blocks = tuple(self._block(k, standing[k]) for k in range(len(self.rows)))
+        blocks = [self._block(k, standing[k]) for k in range(len(self.rows))]
+        for k, options in (more or {}).items():
+            blocks[k] = replace(blocks[k], options=(*blocks[k].options, *options))
         base = self.total(self.rows.pinned | self.rows.aside)
-        return Chain(blocks, base, self.rows.prelude)
+        return Chain(tuple(blocks), base, self.rows.prelude)
 
     def total(self, values: Iterable[int]) -> int:
         return sum(self.sizes[v] for v in values)
@@ -161,7 +164,7 @@ class _Measure:
         forward = self.rows.forward[k]
         inputs = self.rows.crossing[k - 1] if k else ()
         outputs = self.rows.crossing[k]
-        options = self._last_options() if k == self.last else (self._option(k),)
+        options = self._last_options() if k == self.last else (self.option(k, forward, self.rows.backward[k]),)
         return Block(
             input_size=self.total(inputs),
             standing=standing,
@@ -172,42 +175,49 @@ class _Measure:
             forward_ops=forward,
         )
 
-    def _option(self, k: int) -> Option:
-        """Save all that the block's backward reads."""
-        forward, backward = self.rows.forward[k], self.rows.backward[k]
-        read = {v for i in backward for v in self.problem.ops[i].inputs}
-        made = [v for i in forward for v in self.problem.ops[i].outputs]
+    def option(self, k: int, forward: Sequence[int], backward: Sequence[int]) -> Option:
+        """The block's forward and backward by these runs; the backward may repeat forward ops."""
+        made_again: set[int] = set()
+        read: set[int] = set()
+        for i in backward:
+            read.update(v for v in self.problem.ops[i].inputs if v not in made_again)
+            made_again.update(self.problem.ops[i].outputs)
+        made = dict.fromkeys(v for i in forward for v in self.problem.ops[i].outputs)
         saved = [v for v in made if v in read and v not in self.rows.pinned]
         crossing = self.rows.crossing[k]
         arriving = [
             v for v in read if self._is_gradient(v) and self._made(v) > k and self._until(v) == k
         ]
-        leaving = [v for i in backward for v in self.problem.ops[i].outputs if self._until(v) < k]
+        leaving = self._leaving(backward, k)
         peak = self._peak(backward, start=(*saved, *arriving), keep=leaving)
         return Option(
             saved=self.total({*saved, *crossing}),
             forward_peak=self._peak(forward, keep={*saved, *crossing}),
             backward_peak=max(0, peak - self.total(arriving)),
             cost=self.cost(forward) + self.cost(backward),
-            forward_ops=forward,
-            backward_ops=backward,
+            forward_ops=tuple(forward),
+            backward_ops=tuple(backward),
         )
+
+    def _leaving(self, ops: Iterable[int], k: int) -> set[int]:
+        """What these runs make in the backward for blocks before k, or for the end."""
+        own = {i for i in ops if i in self.block_of}
+        return {v for i in own for v in self.problem.ops[i].outputs if self._until(v) < k}
+
+    def last_option(self, first: Sequence[int], second: Sequence[int]) -> Option:
+        """The last block by these runs, the loss op among them."""
+        runs = (*first, *second)
+        peak = self._peak(runs, keep=self._leaving(runs, self.last))
+        cost = self.cost(first) + self.cost(second)
+        return Option(0, peak, peak, cost, tuple(first), tuple(second))
 
     def _last_options(self) -> tuple[Option, ...]:
         forward, backward = self.rows.forward[-1], self.rows.backward[-1]
-        made = {v for i in (*self.loss, *backward) for v in self.problem.ops[i].outputs}
-        leaving = {v for v in made if self._until(v) < self.last}
         again = tuple(i for i in forward if not self.problem.ops[i].once)
-        options = []
-        for first, second in (
-            (forward, (*self.loss, *backward)),
-            ((*forward, *self.loss), (*again, *backward)),
-        ):
-            peak = self._peak((*first, *second), keep=leaving)
-            options.append(
-                Option(0, peak, peak, self.cost(first) + self.cost(second), first, second)
-            )
-        return tuple(options[:1] if not (self.loss and again) else options)
+        save = self.last_option(forward, (*self.loss, *backward))
+        if not (self.loss and again):
+            return (save,)
+        return save, self.last_option((*forward, *self.loss), (*again, *backward))
 
     def _is_gradient(self, v: int) -> bool:
         return self.problem.producer[v] in self.block_of

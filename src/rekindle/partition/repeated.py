@@ -23,6 +23,14 @@ class Part:
     problem: Problem
     ops: tuple[int, ...]  # per op of the part: its id in the whole, -1 for the part's loss op
     values: tuple[int, ...]  # per value of the part: its id in the whole, -1 for the loss token
+    # (op, input, output) in numbers of the part: in-place pairs whose input comes from outside,
+    # which the part's problem leaves out since it does not know whether that input dies there.
+    borrowed: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def form(self) -> "Form":
+        """Equal for parts that do the same work."""
+        return self.problem, self.borrowed
 
     @property
     def forward_out(self) -> tuple[int, ...]:
@@ -32,10 +40,18 @@ class Part:
         return self.problem.ops[loss].inputs
 
 
+Form = tuple[Problem, tuple[tuple[int, int, int], ...]]
+
+
 def cut_part(problem: Problem, layers: Layers, members: Sequence[int]) -> Part:
     """The part that the layers `members` make up."""
     forward = sorted(layers.layers[j].forward for j in members)
     backward = sorted(i for j in members for i in layers.layers[j].backward)
+    return cut_ops(problem, forward, backward)
+
+
+def cut_ops(problem: Problem, forward: Sequence[int], backward: Sequence[int]) -> Part:
+    """The part of these forward and backward ops, both in listed order."""
     inside = {*forward, *backward}
     cut = _Cut(problem, inside)
     steps = [cut.op(i) for i in forward]
@@ -59,7 +75,15 @@ def cut_part(problem: Problem, layers: Layers, members: Sequence[int]) -> Part:
         resident=tuple(v for v in range(len(cut.sizes)) if v not in made),
         outputs=tuple(sorted(outputs)),
     )
-    return Part(part, (*forward, -1, *backward), tuple(cut.ids))
+    ops = (*forward, -1, *backward)
+    borrowed = [
+        (k, cut.local[v], cut.local[out])
+        for k, i in enumerate(ops)
+        if i >= 0
+        for v, out in problem.ops[i].inplace
+        if problem.producer[v] not in inside
+    ]
+    return Part(part, ops, tuple(cut.ids), tuple(borrowed))
 
 
 class _Cut:

@@ -93,6 +93,7 @@ def staged_solution(
     result: StagedResult,
     solver: str,
     warm_start: Schedule | None = None,
+    space: str = SPACE,
 ) -> Solution:
     """The Solution for a staged result. A warm start from outside the space may be cheaper than
     what is optimal in it; then it is the answer, and nothing is proven about it."""
@@ -107,7 +108,7 @@ def staged_solution(
         candidates,
         solver=solver,
         stopped_by=result.stopped_by,
-        notes=(f"optimality and bound: over {SPACE}",),
+        notes=(f"optimality and bound: over {space}",),
         proven_infeasible=result.infeasible,
     )
     if solution.schedule is None:
@@ -118,7 +119,7 @@ def staged_solution(
     if cost < result.bound:
         return solution
     if result.optimal:
-        message = f"proven optimal over {SPACE}"
+        message = f"proven optimal over {space}"
         return _replaced(solution, Status.OPTIMAL, cost, message)
     return _replaced(solution, Status.FEASIBLE, result.bound, "")
 
@@ -204,7 +205,7 @@ class _Search:
                 return self.best is None
             self.least_extra = max(self.least_extra, min(cap + 1, self.best_extra))
             self.tell()
-            cap *= 2
+            cap += cap // 2 + 1
         return False
 
     def level(self, stages: Stages) -> bool:

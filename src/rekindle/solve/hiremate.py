@@ -35,7 +35,7 @@ from rekindle.partition.base import (
     reason_without_phases,
 )
 from rekindle.partition.hierarchy import HPartition
-from rekindle.partition.repeated import Part, cut_part
+from rekindle.partition.repeated import Form, Part, cut_part
 from rekindle.solve.base import answer, trivial_floor
 from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select, split
@@ -166,7 +166,7 @@ class Tree:
         self.layers = layers
         self.seed = seed
         self.deadline = deadline
-        self.known: dict[Problem, tuple[Option, ...]] = {}
+        self.known: dict[Form, tuple[Option, ...]] = {}
         self.num_programs = 0
 
     def left_s(self) -> float:
@@ -174,9 +174,9 @@ class Tree:
 
     def child(self, group: Group) -> Child:
         part = cut_part(self.problem, self.layers, group.layers)
-        if part.problem not in self.known:
-            self.known[part.problem] = tuple(self._make(group, part))
-        return Child(part, self.known[part.problem], bare(part))
+        if part.form not in self.known:
+            self.known[part.form] = tuple(self._make(group, part))
+        return Child(part, self.known[part.form], bare(part))
 
     def _make(self, group: Group, part: Part) -> list[Option]:
         if not group.children:

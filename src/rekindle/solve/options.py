@@ -88,9 +88,9 @@ def measure(part: Part, forward: Sequence[int], backward: Sequence[int]) -> Opti
         saved=sum(problem.values[v].size for v in phantom),
         kept_outputs=frozenset(first_reads) & out,
         backward_reads=frozenset(first_reads) & resident,
-        forward_steps=_steps(problem, forward, out, resident, frozenset(), phantom),
+        forward_steps=_steps(part, forward, out, resident, frozenset(), phantom),
         backward_steps=_steps(
-            problem,
+            part,
             backward,
             leaving,
             (resident | arriving | (frozenset(first_reads) & out)),
@@ -113,7 +113,7 @@ def bare(part: Part) -> Option:
             needed.update(problem.ops[i].inputs)
     forward = tuple(reversed(runs))
     out = frozenset(part.forward_out)
-    steps = _steps(problem, forward, out, frozenset(problem.resident), frozenset(), set())
+    steps = _steps(part, forward, out, frozenset(problem.resident), frozenset(), set())
     cost = sum(problem.ops[i].cost for i in forward)
     return Option(forward, (), cost, 0, 0, frozenset(), frozenset(), steps, ())
 
@@ -131,7 +131,7 @@ def _first_reads(problem: Problem, ops: Sequence[int]) -> list[int]:
 
 
 def _steps(
-    problem: Problem,
+    part: Part,
     ops: Sequence[int],
     leaving: frozenset[int],
     arriving: frozenset[int],
@@ -140,7 +140,11 @@ def _steps(
 ) -> tuple[SubStep, ...]:
     """Memory at each run: `leaving` and `arriving` are interface values, `start` is inside from
     the beginning, `keep` stays inside to the end."""
+    problem = part.problem
     sizes = [value.size for value in problem.values]
+    borrowed: dict[int, list[int]] = {}
+    for i, v, _ in part.borrowed:
+        borrowed.setdefault(i, []).append(v)
     last_read: dict[int, int] = {}  # of the copy that is current while going backwards
     ends: list[dict[int, int]] = [{} for _ in ops]  # per step: the last read of what it makes
     final = dict.fromkeys(keep, len(ops))
@@ -169,7 +173,11 @@ def _steps(
         saved = sum(
             sizes[b] for a, b in op.inplace if a in live and until[a] == t and b not in leaving
         )
-        gone = frozenset(v for v, last in reading.items() if last < t)
+        # An input whose storage the run takes over counts as it is after the run.
+        taken = borrowed.get(i, ())
+        gone = frozenset(
+            v for v, last in reading.items() if last < t or (last == t and v in taken)
+        )
         steps.append(SubStep(inside + op.workspace - saved, gone, frozenset(made)))
         for v in [v for v in (*op.inputs, *op.outputs) if v in live and until[v] <= t]:
             live.discard(v)

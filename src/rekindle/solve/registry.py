@@ -6,11 +6,13 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.moccasin import Moccasin
 from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
     Checkmate(),
+    Moccasin(),
     TWRemat(),
     Rotor(),
     RotorFloating(),

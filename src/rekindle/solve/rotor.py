@@ -283,6 +283,23 @@ def _solve_by_rule(
     deadline = time.monotonic() + time_limit_s
     chain = find_chain(problem, _affordable_blocks(max_blocks, rule, time_limit_s))
     assert not isinstance(chain, str), "accepts was asked first"
+    return solve_on_chain(
+        problem, chain, budget, rule, name=name, slots=slots, prune=prune, deadline=deadline
+    )
+
+
+def solve_on_chain(
+    problem: Problem,
+    chain: Chain,
+    budget: int,
+    rule: Rule,
+    *,
+    name: str,
+    slots: int,
+    prune: bool,
+    deadline: float,
+) -> Solution:
+    """The program over a chain that was found and measured, and what becomes of its sequences."""
     search = _ChainSearch(problem, chain, budget, deadline)
     search.found.append(keep_all(problem).ops)
     try:

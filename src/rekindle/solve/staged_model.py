@@ -135,7 +135,8 @@ class StagedModel:
                 self._cover(kept, since, after - 1, v)
                 return
             until = end if last else events[e + 1]
-            if self._bindable[until + 1] > self._bindable[after]:
+            made_next = not last and self.steps[until][1] == by
+            if made_next or self._bindable[until + 1] > self._bindable[after]:
                 self._cover(kept, since, after - 1, v)
                 before, kept, since = kept, model.add_column(), after
                 model.add_row(0.0, INF, (before, kept), (1.0, -1.0))

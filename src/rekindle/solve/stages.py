@@ -146,10 +146,12 @@ def runs_for_kept(problem: Problem, kept: Sequence[set[int]]) -> Schedule:
     next stage's kept values need and what was not kept. Runs that turn out to serve nothing go.
     """
     num_ops, producer = len(problem.ops), problem.producer
-    resident = set(problem.resident)
+    there_anyway = set(problem.resident)  # and what can be made once only
+    again = _may_run_again(problem)
     steps: list[int] = []
     for t in range(num_ops):
-        here = kept[t] | resident
+        there_anyway.update(v for i in range(t) if not again[t, i] for v in problem.ops[i].outputs)
+        here = kept[t] | there_anyway
         there = kept[t + 1] if t + 1 < num_ops else set()
         needed = {t, *(producer[v] for v in there - here)}
         stage = []
