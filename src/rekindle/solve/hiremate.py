@@ -36,7 +36,8 @@ from rekindle.partition.base import (
 )
 from rekindle.partition.hierarchy import HPartition
 from rekindle.partition.repeated import Form, Part, cut_part
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import answer
+from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select, split
 from rekindle.solve.progress import Progress, report
@@ -52,8 +53,9 @@ def keep_everything(part: Part, time_limit_s: float) -> list[Option]:
 
 @dataclass(frozen=True, slots=True)
 class ByTWRemat:
-    """TW-Remat on the part over a grid of budgets. The loss op's workspace stands for the
-    difference between the two budgets, so that what is kept across it is within the second."""
+    """TW-Remat, and the greedy walk, on the part over a grid of budgets. The loss op's workspace
+    stands for the difference between the two budgets, so that what is kept across the loss is
+    within the second."""
 
     num_peaks: int = 3
     num_saves: int = 6
@@ -69,11 +71,14 @@ class ByTWRemat:
                 break
             tight = with_loss_workspace(problem, peak - save)
             solution = self.solver.solve(tight, peak, time_limit_s=left, seed=0)
-            if solution.schedule is None:
-                continue
-            halves = split(part, solution.schedule.ops)
-            if halves is not None:
-                options.append(measure(part, *halves))
+            fits, walk = _native.evict(
+                tight.native, list(range(len(tight.ops))), peak, 40 * len(tight.ops), left
+            )
+            found = [solution.schedule.ops] if solution.schedule is not None else []
+            for ops in (*found, *([walk] if fits else [])):
+                halves = split(part, ops)
+                if halves is not None:
+                    options.append(measure(part, *halves))
         return options
 
 
@@ -90,12 +95,12 @@ def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, i
     saves evenly from the part's outputs to the peak (Rockmate 3.3)."""
     problem = part.problem
     highest = simulate(problem, keep_all(problem)).peak
-    lowest = min(trivial_floor(problem), highest)
+    lowest = simulate(problem, smallest_peak(problem)).peak
     least = sum(problem.values[v].size for v in part.forward_out)
     kept = _kept_by_all(part)
     grid: dict[tuple[int, int], None] = {}
     for a in range(num_peaks):
-        peak = highest - (highest - lowest) * a // max(1, num_peaks)
+        peak = highest - (highest - lowest) * a // max(1, num_peaks - 1)
         most = min(peak, kept)
         for b in range(num_saves):
             save = most - (most - min(least, most)) * b // max(1, num_saves - 1)

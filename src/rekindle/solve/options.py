@@ -197,17 +197,23 @@ def _worst(steps: Iterable[SubStep]) -> tuple[SubStep, ...]:
 
 
 def select(options: Iterable[Option], count: int) -> list[Option]:
-    """At most `count` of the options that no other one beats in everything, far apart in what they
-    save (HiRemate 3.2.2: the largest, the smallest, then the one that fills the largest gap)."""
+    """At most `count` of the options that no other one beats in everything: the cheapest, the one
+    with the smallest peak, the one that saves least, then those that fill the largest gaps in what
+    they ask for (HiRemate 3.2.2)."""
     front = pareto(options)
     if len(front) <= count:
         return front
     front.sort(key=lambda o: (_weight(o), o.cost))
-    chosen = [len(front) - 1, 0]
+    ways: tuple[Callable[[Option], tuple[int, int]], ...] = (
+        lambda o: (o.cost, _weight(o)),
+        lambda o: (max(o.forward_peak, o.backward_peak), o.cost),
+        lambda o: (o.saved, o.cost),
+    )
+    chosen = list(dict.fromkeys(front.index(min(front, key=way)) for way in ways))[:count]
+    chosen += [k for k in (0, len(front) - 1) if k not in chosen and len(chosen) < count]
     while len(chosen) < count:
-        taken = sorted(chosen)
-        chosen.append(_fill_gap(front, taken))
-    return [front[k] for k in sorted(set(chosen))]
+        chosen.append(_fill_gap(front, sorted(chosen)))
+    return [front[k] for k in sorted(chosen)]
 
 
 def _weight(option: Option) -> int:
@@ -216,7 +222,7 @@ def _weight(option: Option) -> int:
 
 
 def _fill_gap(front: list[Option], taken: list[int]) -> int:
-    best, place = -1, 0
+    best, place = -1, -1
     for low, high in zip(taken, taken[1:], strict=False):
         for k in range(low + 1, high):
             gap = min(
@@ -224,7 +230,9 @@ def _fill_gap(front: list[Option], taken: list[int]) -> int:
             )
             if gap > best:
                 best, place = gap, k
-    return place if best >= 0 else taken[0]
+    if best >= 0:
+        return place
+    return next(k for k in range(len(front)) if k not in taken)
 
 
 def pareto(options: Iterable[Option]) -> list[Option]:
