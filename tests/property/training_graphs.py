@@ -40,7 +40,7 @@ def training_graph(
         inputs.add(near[-1] if rng.random() < 0.8 else rng.choice(near))
         if rng.random() < 0.1:
             inputs.add(rng.choice(resident))
-        if rng.random() < 0.6:
+        if rng.random() < 0.6 or k == num_layers - 1:
             inputs.add(rng.choice(parameters))
         out = value(rng.randint(1, 9))
         second = value(rng.randint(1, 4)) if extras and rng.random() < 0.25 else None

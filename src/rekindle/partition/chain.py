@@ -164,7 +164,11 @@ class Measure:
         forward = self.rows.forward[k]
         inputs = self.rows.crossing[k - 1] if k else ()
         outputs = self.rows.crossing[k]
-        options = self._last_options() if k == self.last else (self.option(k, forward, self.rows.backward[k]),)
+        options = (
+            self._last_options()
+            if k == self.last
+            else (self.option(k, forward, self.rows.backward[k]),)
+        )
         return Block(
             input_size=self.total(inputs),
             standing=standing,

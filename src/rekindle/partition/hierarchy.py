@@ -36,8 +36,8 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class HPartition:
-    max_top: int = 20  # M^t
-    max_group: int = 12  # M^l
+    max_top: int = 12  # M^t
+    max_group: int = 8  # M^l
     alpha: float = 0.5
     slow: float = 0.7  # a level that leaves more than this share of the nodes is helped on
 

@@ -66,9 +66,7 @@ def cut_ops(problem: Problem, forward: Sequence[int], backward: Sequence[int]) -
     loss = Op("", 0, tuple(cut.value(v) for v in leaving), (*arrived, token), phase="loss")
     steps += [loss, *(cut.op(i) for i in backward)]
     made = {v for op in steps for v in op.outputs}
-    outputs = [
-        cut.value(v) for i in inside for v in problem.ops[i].outputs if cut.must_stay(v, i)
-    ]
+    outputs = [cut.value(v) for i in inside for v in problem.ops[i].outputs if cut.must_stay(v, i)]
     part = Problem(
         values=tuple(Value("", size) for size in cut.sizes),
         ops=tuple(steps),

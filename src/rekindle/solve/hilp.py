@@ -16,7 +16,8 @@ its backward, so that the phantom variables Sp are sums of X. Variables and cons
 - Data (P, C, D of B.3), in the disaggregated form: K in [0, 1], kept from one event (a run that
   makes or reads the value) to the next. K before a run that reads it >= CR (for a backward: the Z
   of the options that read it, B.1.2); after a making run K <= K before + CR; after a reading one
-  K <= K before. The drop of K at a run is B.3's D, so no product of hazards is needed. `_read`, `_make`
+  K <= K before. The drop of K at a run is B.3's D, so no product of hazards is needed.
+                                                                             `_read`, `_make`
 - Memory at each sub-step of each run of each option (Eq. 10 with the correction terms): what others
   keep, inputs not needed after the sub-step as they are after the run, outputs from where they are
   made, what is inside by the option. `corrections` off: every input stays, every output is there
@@ -34,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rekindle.partition.repeated import Part
-from rekindle.solve.highs import INF, Model, Outcome, solve_mip
+from rekindle.solve.highs import INF, Floats, Model, Outcome, solve_mip
 from rekindle.solve.options import Option, SubStep
 
 ONE = -1  # the column of the constant
@@ -328,9 +329,7 @@ class LevelModel:
                 for v in reads:
                     in_use = v in layer.backward_reads[o] and v not in step.gone
                     _add(row, before[v] if in_use else self._kept[v], self.size(v))
-                gone = sum(
-                    self._alive.get(v, 0) for v in step.gone if grads.get(v, k) >= k
-                )
+                gone = sum(self._alive.get(v, 0) for v in step.gone if grads.get(v, k) >= k)
                 made = sum(self.size(v) for v in step.made)
                 _add(row, {ONE: float(made - gone)})
                 self._budget(row)
@@ -411,9 +410,7 @@ class LevelModel:
             if not lower - 1e-9 <= constant <= upper + 1e-9:
                 self.model.add_row(1.0, 1.0, (), ())
             return
-        self.model.add_row(
-            lower - constant, upper - constant, columns, [row[c] for c in columns]
-        )
+        self.model.add_row(lower - constant, upper - constant, columns, [row[c] for c in columns])
 
     def _budget(self, row: Row, budget: int | None = None) -> None:
         limit = self.peak_budget if budget is None else budget
@@ -450,7 +447,7 @@ class LevelModel:
             return None, answer.outcome is Outcome.INFEASIBLE
         return self._plan(answer.x, answer.objective * self._scale), False
 
-    def _plan(self, x: Sequence[float], cost: float) -> Plan:
+    def _plan(self, x: Floats, cost: float) -> Plan:
         def option_of(phase: int, k: int) -> int | None:
             for o in range(len(self.level.children[k].options)):
                 column = self._x.get((phase, k, o))
@@ -531,14 +528,10 @@ def _interface(child: Child, level: Level) -> _Layer:
         makes=tuple(ids[v] for v in part.forward_out),
         reads=frozenset(reads),
         backward_reads=tuple(
-            frozenset(
-                ids[v] for v in (*o.backward_reads, *o.kept_outputs) if ids[v] in level.size
-            )
+            frozenset(ids[v] for v in (*o.backward_reads, *o.kept_outputs) if ids[v] in level.size)
             for o in child.options
         ),
-        grads_in=frozenset(
-            ids[v] for v in problem.ops[loss].outputs if ids[v] in level.size
-        ),
+        grads_in=frozenset(ids[v] for v in problem.ops[loss].outputs if ids[v] in level.size),
         grads_out=frozenset(ids[v] for v in gradients if v in leaving),
     )
 

@@ -8,8 +8,9 @@
    (H-ILP over the group's children and their options, `hilp`), over a grid of budgets for the peak
    and for what is saved. The best few, far apart, are kept (`options.select`, N_o).
 3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
-   the simulator decides; `_Top.polish` then keeps what there is still room for. TW-Remat on the
-   whole graph is run beside it, as in the paper.
+   the simulator decides; `_Top.take` then keeps what there is still room for. As in the paper, the
+   methods that are not hierarchical run on the whole graph beside it: TW-Remat, and rk-Rotor where
+   the graph is a chain of blocks.
 
 The model of memory never counts less than the simulator does, so a plan within the budget is a
 schedule within the budget; being larger, budgets somewhat above the real one are tried as well.
@@ -19,8 +20,8 @@ optimum is over the options it is given.
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rekindle import _native
@@ -36,84 +37,69 @@ from rekindle.partition.base import (
 )
 from rekindle.partition.hierarchy import HPartition
 from rekindle.partition.repeated import Form, Part, cut_part
+from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
-from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
-from rekindle.solve.options import Option, OptionMaker, bare, measure, select, split
+from rekindle.solve.makers import ByTWRemat, keep_everything, kept_by_all, with_loss_workspace
+from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.progress import Progress, report
+from rekindle.solve.rockmate import Blocks
+from rekindle.solve.rotor import Rule, solve_on_chain
 from rekindle.solve.twremat import TWRemat
 
-
-def keep_everything(part: Part, time_limit_s: float) -> list[Option]:
-    """Each op once, in the listed order."""
-    loss = part.problem.loss_op
-    assert loss is not None
-    return [measure(part, range(loss), range(loss + 1, len(part.problem.ops)))]
+# A method for the whole graph: problem, budget, seconds, option makers -> schedules.
+WholeMethod = Callable[[Problem, int, float, tuple[OptionMaker, ...]], list[Sequence[int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class ByTWRemat:
-    """TW-Remat, and the greedy walk, on the part over a grid of budgets. The loss op's workspace
-    stands for the difference between the two budgets, so that what is kept across the loss is
-    within the second."""
-
-    num_peaks: int = 3
-    num_saves: int = 6
-    solver: TWRemat = field(default_factory=lambda: TWRemat(num_limits=3, max_length=20_000))
-
-    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
-        problem = part.problem
-        deadline = time.monotonic() + time_limit_s
-        options: list[Option] = []
-        for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            tight = with_loss_workspace(problem, peak - save)
-            solution = self.solver.solve(tight, peak, time_limit_s=left, seed=0)
-            fits, walk = _native.evict(
-                tight.native, list(range(len(tight.ops))), peak, 40 * len(tight.ops), left
-            )
-            found = [solution.schedule.ops] if solution.schedule is not None else []
-            for ops in (*found, *([walk] if fits else [])):
-                halves = split(part, ops)
-                if halves is not None:
-                    options.append(measure(part, *halves))
-        return options
+def whole_by_twremat(
+    problem: Problem, budget: int, time_limit_s: float, makers: tuple[OptionMaker, ...]
+) -> list[Sequence[int]]:
+    """TW-Remat (H-TWRemat of the paper), and the greedy walk, with ever less room at the loss:
+    a schedule that keeps less across it than the budget allows is often cheaper in the end."""
+    deadline = time.monotonic() + time_limit_s
+    order = list(range(len(problem.ops)))
+    found: list[Sequence[int]] = []
+    solver = TWRemat()
+    num_rooms = 8
+    for k in range(num_rooms):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        tight = problem
+        if problem.loss_op is not None:
+            own = problem.ops[problem.loss_op].workspace
+            tight = with_loss_workspace(problem, own + budget * k // (num_rooms + 1))
+        solution = solver.solve(tight, budget, time_limit_s=left, seed=0)
+        found += [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+        fits, ops = _native.evict(tight.native, order, budget, 40 * len(order), left)
+        if fits:
+            found.append(ops)
+        elif solution.schedule is None:
+            break
+    return found
 
 
-def with_loss_workspace(problem: Problem, workspace: int) -> Problem:
-    loss = problem.loss_op
-    assert loss is not None
-    ops = list(problem.ops)
-    ops[loss] = replace(ops[loss], workspace=workspace)
-    return replace(problem, ops=tuple(ops))
-
-
-def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, int]]:
-    """(M_peak, M_save): peaks evenly from the least any schedule needs to what keep-all needs,
-    saves evenly from the part's outputs to the peak (Rockmate 3.3)."""
-    problem = part.problem
-    highest = simulate(problem, keep_all(problem)).peak
-    lowest = simulate(problem, smallest_peak(problem)).peak
-    least = sum(problem.values[v].size for v in part.forward_out)
-    kept = _kept_by_all(part)
-    grid: dict[tuple[int, int], None] = {}
-    for a in range(num_peaks):
-        peak = highest - (highest - lowest) * a // max(1, num_peaks - 1)
-        most = min(peak, kept)
-        for b in range(num_saves):
-            save = most - (most - min(least, most)) * b // max(1, num_saves - 1)
-            grid[peak, save] = None
-    return list(grid)
-
-
-def _kept_by_all(part: Part) -> int:
-    """What is there at the loss when nothing is run twice."""
-    problem = part.problem
-    loss = problem.loss_op
-    assert loss is not None
-    return simulate(problem, keep_all(problem)).memory[loss]
+def whole_by_rotor(
+    problem: Problem, budget: int, time_limit_s: float, makers: tuple[OptionMaker, ...]
+) -> list[Sequence[int]]:
+    """rk-Rotor over the chain of 1-separators, where there is one, with the makers' options."""
+    deadline = time.monotonic() + time_limit_s
+    rows = find_rows(problem, 400)
+    if isinstance(rows, str):
+        return []
+    blocks = Blocks(problem, rows)
+    blocks.make_options(makers, deadline - 0.5 * time_limit_s)
+    solution = solve_on_chain(
+        problem,
+        blocks.chain(),
+        budget,
+        Rule.persistent,
+        name=HiRemate.name,
+        slots=500,
+        prune=True,
+        deadline=deadline,
+    )
+    return [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +107,11 @@ class HiRemate:
     partitioner: Partitioner = field(default_factory=HPartition)
     makers: tuple[OptionMaker, ...] = (keep_everything, ByTWRemat())
     ilp_budgets: tuple[tuple[float, float], ...] = ((1.0, 0.6), (1.0, 0.3), (0.7, 0.5), (0.7, 0.2))
-    max_options: int = 6  # N_o, per layer of a level
+    max_options: int = 8  # N_o, per layer of a level
     ilp_time_s: float = 3.0  # per program below the top
     rel_gap: float = 0.005
-    whole: TWRemat | None = field(default_factory=TWRemat)  # run beside H-ILP at the top
+    whole: tuple[WholeMethod, ...] = (whole_by_twremat, whole_by_rotor)  # beside H-ILP at the top
+    top_time_s: float = 15.0  # per program at the top
 
     name: ClassVar[str] = "hiremate"
     requires: ClassVar[tuple[str, ...]] = ("highspy",)
@@ -204,7 +191,7 @@ class Tree:
         )
         local = {i: k for k, i in enumerate(part.ops)}
         highest = simulate(part.problem, keep_all(part.problem)).peak
-        kept = _kept_by_all(part)
+        kept = kept_by_all(part)
         found: list[Option] = []
         for peak_share, save_share in self.options.ilp_budgets:
             limit = min(self.options.ilp_time_s, 0.2 * self.left_s())
@@ -235,6 +222,25 @@ def _made_by(children: Iterable[Child]) -> set[int]:
     return made
 
 
+def top_level(problem: Problem, children: tuple[Child, ...]) -> Level:
+    """The level that the whole problem is."""
+    loss = problem.loss_op
+    made = _made_by(children)
+    op = problem.ops[loss] if loss is not None else None
+    if op is not None:
+        made.update(op.outputs)
+    resident = set(problem.resident)
+    return Level(
+        children=children,
+        size={v: problem.values[v].size for v in made},
+        loss_reads=frozenset(v for v in op.inputs if v not in resident) if op else frozenset(),
+        loss_makes=frozenset(op.outputs) if op else frozenset(),
+        loss_workspace=op.workspace if op else 0,
+        final=frozenset(v for v in problem.outputs if v not in resident),
+        held=frozenset(v for v in problem.held if v not in resident),
+    )
+
+
 class _Top:
     """One solve: the hierarchy, the program at the top, and the schedules found."""
 
@@ -259,19 +265,15 @@ class _Top:
         problem = self.problem
         if run_native(problem, keep_all(problem)).peak <= self.budget:
             return
-        if self.options.whole is not None:
-            whole = self.options.whole.solve(
-                problem, self.budget, time_limit_s=0.2 * self.left_s(), seed=self.seed
-            )
-            for schedule in (whole.schedule, whole.smallest):
-                if schedule is not None:
-                    self.take(schedule.ops)
+        for method in self.options.whole:
+            for ops in method(problem, self.budget, 0.15 * self.left_s(), self.options.makers):
+                self.take(ops)
         layers = read_layers(problem)
         group = self.options.partitioner.partition(layer_graph(problem, layers))
         tree = Tree(self.options, problem, layers, self.seed, self.deadline - 0.3 * self.left_s())
         children = tuple(tree.child(c) for c in (group.children or (group,)))
         self.note_sizes(group, tree)
-        self.solve_top(self.level(children))
+        self.solve_top(top_level(problem, children))
         if self.left_s() == 0:
             self.stopped_by = "time limit"
 
@@ -285,29 +287,11 @@ class _Top:
             "the top"
         )
 
-    def level(self, children: tuple[Child, ...]) -> Level:
-        problem = self.problem
-        loss = problem.loss_op
-        made = _made_by(children)
-        op = problem.ops[loss] if loss is not None else None
-        if op is not None:
-            made.update(op.outputs)
-        resident = set(problem.resident)
-        return Level(
-            children=children,
-            size={v: problem.values[v].size for v in made},
-            loss_reads=frozenset(v for v in op.inputs if v not in resident) if op else frozenset(),
-            loss_makes=frozenset(op.outputs) if op else frozenset(),
-            loss_workspace=op.workspace if op else 0,
-            final=frozenset(v for v in problem.outputs if v not in resident),
-            held=frozenset(v for v in problem.held if v not in resident),
-        )
-
     def solve_top(self, level: Level) -> None:
         plan: Plan | None = None
         for stretch in (1.0, 1.05, 1.12):
             model = LevelModel(level, int(self.budget * stretch))
-            share = 0.4 * self.left_s()
+            share = min(self.options.top_time_s, 0.4 * self.left_s())
             if share <= 0.01:
                 return
             answer, _ = model.solve(

@@ -9,6 +9,7 @@ that are not needed after it and those already made, so that the level above cou
 really are (the correction terms of B.3). Sub-steps that are never the worst are left out.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -175,9 +176,7 @@ def _steps(
         )
         # An input whose storage the run takes over counts as it is after the run.
         taken = borrowed.get(i, ())
-        gone = frozenset(
-            v for v, last in reading.items() if last < t or (last == t and v in taken)
-        )
+        gone = frozenset(v for v, last in reading.items() if last < t or (last == t and v in taken))
         steps.append(SubStep(inside + op.workspace - saved, gone, frozenset(made)))
         for v in [v for v in (*op.inputs, *op.outputs) if v in live and until[v] <= t]:
             live.discard(v)
@@ -198,36 +197,50 @@ def _worst(steps: Iterable[SubStep]) -> tuple[SubStep, ...]:
 
 def select(options: Iterable[Option], count: int) -> list[Option]:
     """At most `count` of the options that no other one beats in everything: the cheapest, the one
-    with the smallest peak, the one that saves least, then those that fill the largest gaps in what
-    they ask for (HiRemate 3.2.2)."""
+    with the smallest peak, those on the lower hull of cost over bytes saved (what a level above
+    would mix), then those that fill the largest gaps in what they save (HiRemate 3.2.2)."""
     front = pareto(options)
     if len(front) <= count:
         return front
-    front.sort(key=lambda o: (_weight(o), o.cost))
-    ways: tuple[Callable[[Option], tuple[int, int]], ...] = (
-        lambda o: (o.cost, _weight(o)),
-        lambda o: (max(o.forward_peak, o.backward_peak), o.cost),
-        lambda o: (o.saved, o.cost),
-    )
-    chosen = list(dict.fromkeys(front.index(min(front, key=way)) for way in ways))[:count]
-    chosen += [k for k in (0, len(front) - 1) if k not in chosen and len(chosen) < count]
+    front.sort(key=lambda o: (o.saved, o.cost))
+    peak = min(front, key=lambda o: (max(o.forward_peak, o.backward_peak), o.cost))
+    cheapest = min(front, key=lambda o: (o.cost, o.saved))
+    chosen = [front.index(cheapest)]
+    chosen += [k for k in (front.index(peak), *_hull(front)) if k not in chosen]
+    chosen = list(dict.fromkeys(chosen))[:count]
     while len(chosen) < count:
         chosen.append(_fill_gap(front, sorted(chosen)))
     return [front[k] for k in sorted(chosen)]
 
 
-def _weight(option: Option) -> int:
-    """What an option asks for: bytes kept across the loss and the peak beside them."""
-    return option.saved + max(option.forward_peak, option.backward_peak)
+def _hull(front: list[Option]) -> list[int]:
+    """The lower convex hull of cost over saved, the sharpest corners first."""
+    hull: list[int] = []
+    for k, option in enumerate(front):
+        if hull and option.cost >= front[hull[-1]].cost:
+            continue
+        while len(hull) > 1 and _turn(front[hull[-2]], front[hull[-1]], option) <= 0:
+            hull.pop()
+        hull.append(k)
+    inner = range(1, len(hull) - 1)
+    corners = sorted(
+        inner,
+        key=lambda j: -_turn(front[hull[j - 1]], front[hull[j]], front[hull[j + 1]]),
+    )
+    ends = [hull[0], *([hull[-1]] if len(hull) > 1 else [])]
+    return [*ends, *(hull[j] for j in corners)]
+
+
+def _turn(a: Option, b: Option, c: Option) -> int:
+    """Positive where b lies below the line from a to c."""
+    return (b.saved - a.saved) * (c.cost - a.cost) - (b.cost - a.cost) * (c.saved - a.saved)
 
 
 def _fill_gap(front: list[Option], taken: list[int]) -> int:
     best, place = -1, -1
-    for low, high in zip(taken, taken[1:], strict=False):
+    for low, high in itertools.pairwise(taken):
         for k in range(low + 1, high):
-            gap = min(
-                _weight(front[k]) - _weight(front[low]), _weight(front[high]) - _weight(front[k])
-            )
+            gap = min(front[k].saved - front[low].saved, front[high].saved - front[k].saved)
             if gap > best:
                 best, place = gap, k
     if best >= 0:

@@ -6,11 +6,15 @@ from rekindle.errors import SolverUnavailable
 from rekindle.solve.base import Solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.hiremate import HiRemate
 from rekindle.solve.moccasin import Moccasin
+from rekindle.solve.rockmate import Rockmate
 from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
+    HiRemate(),
+    Rockmate(),
     Checkmate(),
     Moccasin(),
     TWRemat(),

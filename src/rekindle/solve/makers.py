@@ -1,0 +1,87 @@
+"""Option makers that work on any part: keep everything, the greedy walk, TW-Remat.
+
+An option maker takes a part and the seconds it may use, and returns options (`options.Option`).
+Any solver of problems can be one: a part is a problem of its own.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from rekindle import _native
+from rekindle.core import Problem, keep_all, simulate
+from rekindle.partition.repeated import Part
+from rekindle.solve.baselines import smallest_peak
+from rekindle.solve.options import Option, measure, split
+from rekindle.solve.twremat import TWRemat
+
+
+def keep_everything(part: Part, time_limit_s: float) -> list[Option]:
+    """Each op once, in the listed order."""
+    loss = part.problem.loss_op
+    assert loss is not None
+    return [measure(part, range(loss), range(loss + 1, len(part.problem.ops)))]
+
+
+@dataclass(frozen=True, slots=True)
+class ByTWRemat:
+    """TW-Remat, and the greedy walk, on the part over a grid of budgets. The loss op's workspace
+    stands for the difference between the two budgets, so that what is kept across the loss is
+    within the second."""
+
+    num_peaks: int = 3
+    num_saves: int = 6
+    solver: TWRemat = field(default_factory=lambda: TWRemat(num_limits=3, max_length=20_000))
+
+    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        problem = part.problem
+        deadline = time.monotonic() + time_limit_s
+        options: list[Option] = []
+        for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            tight = with_loss_workspace(problem, peak - save)
+            solution = self.solver.solve(tight, peak, time_limit_s=left, seed=0)
+            fits, walk = _native.evict(
+                tight.native, list(range(len(tight.ops))), peak, 40 * len(tight.ops), left
+            )
+            found = [solution.schedule.ops] if solution.schedule is not None else []
+            for ops in (*found, *([walk] if fits else [])):
+                halves = split(part, ops)
+                if halves is not None:
+                    options.append(measure(part, *halves))
+        return options
+
+
+def with_loss_workspace(problem: Problem, workspace: int) -> Problem:
+    loss = problem.loss_op
+    assert loss is not None
+    ops = list(problem.ops)
+    ops[loss] = replace(ops[loss], workspace=workspace)
+    return replace(problem, ops=tuple(ops))
+
+
+def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, int]]:
+    """(M_peak, M_save): peaks evenly from the least any schedule needs to what keep-all needs,
+    saves evenly from the part's outputs to the peak (Rockmate 3.3)."""
+    problem = part.problem
+    highest = simulate(problem, keep_all(problem)).peak
+    lowest = simulate(problem, smallest_peak(problem)).peak
+    least = sum(problem.values[v].size for v in part.forward_out)
+    kept = kept_by_all(part)
+    grid: dict[tuple[int, int], None] = {}
+    for a in range(num_peaks):
+        peak = highest - (highest - lowest) * a // max(1, num_peaks - 1)
+        most = min(peak, kept)
+        for b in range(num_saves):
+            save = most - (most - min(least, most)) * b // max(1, num_saves - 1)
+            grid[peak, save] = None
+    return list(grid)
+
+
+def kept_by_all(part: Part) -> int:
+    """What is there at the loss when nothing is run twice."""
+    problem = part.problem
+    loss = problem.loss_op
+    assert loss is not None
+    return simulate(problem, keep_all(problem)).memory[loss]
