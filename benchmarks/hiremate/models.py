@@ -132,31 +132,34 @@ class Spectral(nn.Module):
         super().__init__()
         self.modes = modes
         corners = 2 ** (len(modes) - 1)
-        self.weight = nn.Parameter(torch.randn(corners, num_in, num_out, *modes, 2) / num_in)
+        self.num_out = num_out
+        self.weights = nn.ParameterList(
+            torch.randn(num_in, num_out, *modes, dtype=torch.cfloat) / num_in
+            for _ in range(corners)
+        )
 
     def forward(self, x: Tensor, sizes: tuple[int, ...] | None = None) -> Tensor:
         num = len(self.modes)
         dims = tuple(range(-num, 0))
         freq = torch.fft.rfftn(x, dim=dims)
-        weight = torch.view_as_complex(self.weight)
         shape = sizes or x.shape[2:]
         out = torch.zeros(
             x.shape[0],
-            weight.shape[2],
+            self.num_out,
             *shape[:-1],
             shape[-1] // 2 + 1,
             dtype=freq.dtype,
             device=x.device,
         )
         letters = "xyz"[:num]
-        for corner in range(weight.shape[0]):
+        for corner, weight in enumerate(self.weights):
             low = [
                 slice(-m, None) if corner >> k & 1 else slice(m)
                 for k, m in enumerate(self.modes[:-1])
             ]
             at = (slice(None), slice(None), *low, slice(self.modes[-1]))
             rule = f"bi{letters},io{letters}->bo{letters}"
-            out[at] = torch.einsum(rule, freq[at], weight[corner])
+            out[at] = torch.einsum(rule, freq[at], weight)
         return torch.fft.irfftn(out, s=tuple(shape), dim=dims)
 
 

@@ -59,6 +59,12 @@ def training_graph(
         reads.append(tuple(sorted(inputs)))
         saved.append(second)
         sources.append(out)
+    outputs: list[int] = []
+    if extras and rng.random() < 0.5:  # a counter that is moved on once, as in batch norm
+        for k in range(0, num_layers, 3):
+            outputs.append(value(0))
+            op = Op(f"count{k}", 1, (), (outputs[-1],), recomputable=False, phase="forward")
+            ops.append(op)
     last = ops[forward[-1]].outputs[0]
     gradient = {last: value(sizes[last])}
     ops.append(
@@ -70,7 +76,6 @@ def training_graph(
             phase="loss",
         )
     )
-    outputs: list[int] = []
     for k in reversed(range(num_layers)):
         out = ops[forward[k]].outputs[0]
         if out not in gradient:
@@ -100,7 +105,7 @@ def training_graph(
                 )
             )
             gradient[v] = fresh
-    outputs = [gradient[p] for p in parameters if p in gradient]
+    outputs += [gradient[p] for p in parameters if p in gradient]
     return Problem(
         values=tuple(Value(f"v{i}", size) for i, size in enumerate(sizes)),
         ops=tuple(ops),

@@ -489,10 +489,19 @@ class LevelModel:
 
 
 def lower_plan(level: Level, plan: Plan) -> tuple[list[int], list[int]]:
-    """The op ids of the whole problem that the plan runs before and after the loss."""
+    """The op ids of the whole problem that the plan runs before and after the loss. Of a run-once
+    op the first run stands: where it would run again, what it made is still there (`_once`)."""
+    done: set[int] = set()
 
     def ops(child: Child, numbers: Sequence[int]) -> list[int]:
-        return [child.part.ops[i] for i in numbers]
+        runs: list[int] = []
+        for i in numbers:
+            if child.part.problem.ops[i].once:
+                if child.part.ops[i] in done:
+                    continue
+                done.add(child.part.ops[i])
+            runs.append(child.part.ops[i])
+        return runs
 
     forward: list[int] = []
     for k, o in plan.forward:
@@ -507,7 +516,15 @@ def lower_plan(level: Level, plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def _once(child: Child) -> bool:
-    return any(child.part.problem.ops[i].once for i in child.bare.forward)
+    """Whether the forward cannot run again: a run-once op makes what is read and does not stay."""
+    problem = child.part.problem
+    stays = set(problem.outputs)
+    return any(
+        v not in stays and problem.readers[v]
+        for i in child.bare.forward
+        if problem.ops[i].once
+        for v in problem.ops[i].outputs
+    )
 
 
 def _interface(child: Child, level: Level) -> _Layer:

@@ -82,24 +82,29 @@ def whole_by_twremat(
 def whole_by_rotor(
     problem: Problem, budget: int, time_limit_s: float, makers: tuple[OptionMaker, ...]
 ) -> list[Sequence[int]]:
-    """rk-Rotor over the chain of 1-separators, where there is one, with the makers' options."""
+    """rk-Rotor over the chain of 1-separators, where there is one: blocks that save all, then
+    with the makers' options as well."""
     deadline = time.monotonic() + time_limit_s
     rows = find_rows(problem, 400)
     if isinstance(rows, str):
         return []
     blocks = Blocks(problem, rows)
-    blocks.make_options(makers, deadline - 0.5 * time_limit_s)
-    solution = solve_on_chain(
-        problem,
-        blocks.chain(),
-        budget,
-        Rule.persistent,
-        name=HiRemate.name,
-        slots=500,
-        prune=True,
-        deadline=deadline,
-    )
-    return [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+    found: list[Sequence[int]] = []
+    for round_ends in (deadline - 0.6 * time_limit_s, deadline):
+        solution = solve_on_chain(
+            problem,
+            blocks.chain(),
+            budget,
+            Rule.persistent,
+            name=HiRemate.name,
+            slots=500,
+            prune=True,
+            deadline=round_ends,
+        )
+        found += [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+        if not blocks.options:
+            blocks.make_options(makers, deadline - 0.3 * time_limit_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +271,7 @@ class _Top:
         if run_native(problem, keep_all(problem)).peak <= self.budget:
             return
         for method in self.options.whole:
-            for ops in method(problem, self.budget, 0.15 * self.left_s(), self.options.makers):
+            for ops in method(problem, self.budget, 0.2 * self.left_s(), self.options.makers):
                 self.take(ops)
         layers = read_layers(problem)
         group = self.options.partitioner.partition(layer_graph(problem, layers))

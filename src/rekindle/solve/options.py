@@ -102,14 +102,14 @@ def measure(part: Part, forward: Sequence[int], backward: Sequence[int]) -> Opti
 
 
 def bare(part: Part) -> Option:
-    """The forward alone, nothing kept but what leaves the part."""
+    """The forward alone, nothing kept but what leaves the part; run-once ops are always in it."""
     problem = part.problem
     loss = problem.loss_op
     assert loss is not None
     needed = set(part.forward_out)
     runs: list[int] = []
     for i in reversed(range(loss)):
-        if any(v in needed for v in problem.ops[i].outputs):
+        if problem.ops[i].once or any(v in needed for v in problem.ops[i].outputs):
             runs.append(i)
             needed.update(problem.ops[i].inputs)
     forward = tuple(reversed(runs))
