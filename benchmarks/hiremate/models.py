@@ -231,7 +231,10 @@ class UNO(nn.Module):
             self.spectral.append(Spectral(widths[k] + skip, widths[k + 1], (4, 4, 2)))
             self.linear.append(nn.Conv3d(widths[k] + skip, widths[k + 1], 1))
             self.norm.append(nn.InstanceNorm3d(widths[k + 1]))
-        self.out1, self.out2 = nn.Conv3d(widths[-1] + width, 4 * width, 1), nn.Conv3d(4 * width, 1, 1)
+        self.out1, self.out2 = (
+            nn.Conv3d(widths[-1] + width, 4 * width, 1),
+            nn.Conv3d(4 * width, 1, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = first = F.gelu(self.lift(x))
@@ -282,7 +285,11 @@ class ConvNet(nn.Module):
     """ResNet and RegNet: a stem, stages of residual blocks, a linear head."""
 
     def __init__(
-        self, stem: int, pool: bool, stages: list[tuple[int, int, int]], groups: int | None,
+        self,
+        stem: int,
+        pool: bool,
+        stages: list[tuple[int, int, int]],
+        groups: int | None,
         group_width: int | None = None,
     ):
         super().__init__()

@@ -117,7 +117,7 @@ def test_a_plan_costs_and_needs_what_the_program_believes(seed, num_layers, shar
     tree = Tree(QUICK, problem, layers, 0, float("inf"))
     level = top_level(problem, tuple(tree.child(g) for g in groups))
     budget = int(simulate(problem, keep_all(problem)).peak * share)
-    plan, _ = LevelModel(level, budget).solve(time_limit_s=5.0, rel_gap=0.0)
+    plan, _ = LevelModel(level, budget).solve(budget, time_limit_s=5.0, rel_gap=0.0)
     if plan is None:
         return
     forward, backward = lower_plan(level, plan)

@@ -21,7 +21,7 @@ its backward, so that the phantom variables Sp are sums of X. Variables and cons
 - Memory at each sub-step of each run of each option (Eq. 10 with the correction terms): what others
   keep, inputs not needed after the sub-step as they are after the run, outputs from where they are
   made, what is inside by the option. `corrections` off: every input stays, every output is there
-  from the start.                                                            `_memory`
+  from the start.                                                            `_forward`, `_backward`
 - M_save: what is kept across the loss, at a level below the top.            `_loss`
 
 Objective: sum of cost over X, Y and Z. Scaled: bytes by the budget, cost by the mean.
@@ -87,9 +87,11 @@ class _Layer:
 
 @dataclass(slots=True)
 class LevelModel:
+    """The program of a level. It is built once, for budgets from `least` on, and solved for any of
+    them: budgets are right-hand sides only."""
+
     level: Level
-    peak_budget: int
-    save_budget: int | None = None
+    least: int  # no budget below this will be asked for
     corrections: bool = True
     model: Model = field(default_factory=Model, init=False)
     _layers: list[_Layer] = field(init=False)
@@ -101,6 +103,7 @@ class LevelModel:
     _last_event: dict[int, int] = field(default_factory=dict, init=False)
     _allowed: list[set[int]] = field(default_factory=list, init=False)  # per phase: layers
     _alive: dict[int, int] = field(default_factory=dict, init=False)  # gradients -> bytes
+    _budget_rows: list[tuple[int, float, bool]] = field(default_factory=list, init=False)
     _now: int = field(default=0, init=False)
     _scale: float = field(default=1.0, init=False)
 
@@ -294,11 +297,10 @@ class LevelModel:
         self._budget(row)
         for v in level.held:
             self._kept[v] = {ONE: 1.0}
-        if self.save_budget is not None:
-            row = dict(others)
-            for v in reads:
-                _add(row, self._kept[v], self.size(v))
-            self._budget(row, self.save_budget)
+        row = dict(others)
+        for v in reads:
+            _add(row, self._kept[v], self.size(v))
+        self._budget(row, is_save=True)
         self._alive.update({v: level.size.get(v, 0) for v in level.loss_makes})
         self._retire(self.num_layers, grads)
 
@@ -412,18 +414,31 @@ class LevelModel:
             return
         self.model.add_row(lower - constant, upper - constant, columns, [row[c] for c in columns])
 
-    def _budget(self, row: Row, budget: int | None = None) -> None:
-        limit = self.peak_budget if budget is None else budget
-        if sum(factor for factor in row.values() if factor > 0) <= limit:
+    def _budget(self, row: Row, *, is_save: bool = False) -> None:
+        """A row of bytes, in parts of the least budget; its right-hand side comes when solving."""
+        if not is_save and sum(factor for factor in row.values() if factor > 0) <= self.least:
             return
-        unit = float(max(1, self.peak_budget))
-        scaled = {c: factor / unit for c, factor in row.items()}
-        self._row(-INF, scaled, limit / unit - MARGIN)
+        columns = [c for c, factor in row.items() if c != ONE and factor]
+        unit = self._unit()
+        number = self.model.add_row(-INF, INF, columns, [row[c] / unit for c in columns])
+        self._budget_rows.append((number, row.get(ONE, 0.0), is_save))
+
+    def _unit(self) -> float:
+        return float(max(1, self.least))
+
+    def _set_budgets(self, peak: int, save: int | None) -> None:
+        assert peak >= self.least
+        for number, constant, is_save in self._budget_rows:
+            limit = peak if not is_save else save
+            upper = INF if limit is None else (limit - constant) / self._unit() - MARGIN
+            self.model.row_upper[number] = upper
 
     # -- answers
 
     def solve(
         self,
+        peak_budget: int,
+        save_budget: int | None = None,
         *,
         time_limit_s: float,
         rel_gap: float = 0.005,
@@ -432,6 +447,7 @@ class LevelModel:
         threads: int = 0,
     ) -> tuple[Plan | None, bool]:
         """The best plan found, and whether it is proven that there is none."""
+        self._set_budgets(peak_budget, save_budget)
         answer = solve_mip(
             self.model,
             time_limit_s=time_limit_s,

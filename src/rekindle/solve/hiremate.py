@@ -45,7 +45,7 @@ from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.rockmate import Blocks
 from rekindle.solve.rotor import Rule, solve_on_chain
-from rekindle.solve.twremat import TWRemat
+from rekindle.solve.twremat import recomputing_sequences
 
 # A method for the whole graph: problem, budget, seconds, option makers -> schedules.
 WholeMethod = Callable[[Problem, int, float, tuple[OptionMaker, ...]], list[Sequence[int]]]
@@ -59,24 +59,41 @@ def whole_by_twremat(
     deadline = time.monotonic() + time_limit_s
     order = list(range(len(problem.ops)))
     found: list[Sequence[int]] = []
-    solver = TWRemat()
+    sequences = recomputing_sequences(problem, 100_000, 60, deadline).sequences
     num_rooms = 8
     for k in range(num_rooms):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
         tight = problem
         if problem.loss_op is not None:
             own = problem.ops[problem.loss_op].workspace
             tight = with_loss_workspace(problem, own + budget * k // (num_rooms + 1))
-        solution = solver.solve(tight, budget, time_limit_s=left, seed=0)
-        found += [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
-        fits, ops = _native.evict(tight.native, order, budget, 40 * len(order), left)
-        if fits:
-            found.append(ops)
-        elif solution.schedule is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
             break
-    return found
+        walk_fits, ops = _native.evict(tight.native, order, budget, 40 * len(order), left)
+        found += [ops] if walk_fits else []
+        for sequence in sequences:
+            for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
+                for share in (1.0, 0.95, 0.88, 0.8):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return _cheapest(problem, budget, found)
+                    limit = int(budget * share)
+                    ops = _native.fill_up(tight.native, sequence, limit, keep, 6, left)
+                    found.append(ops)
+    return _cheapest(problem, budget, found)
+
+
+def _cheapest(
+    problem: Problem, budget: int, found: Iterable[Sequence[int]], count: int = 4
+) -> list[Sequence[int]]:
+    """The cheapest few within the budget, and the one with the smallest peak."""
+    ranked: list[tuple[bool, int, int, int, Sequence[int]]] = []
+    for ops in found:
+        trace = simulate(problem, Schedule(tuple(ops)))
+        ranked.append((trace.peak > budget, trace.cost, trace.peak, len(ranked), ops))
+    fitting = [entry[-1] for entry in sorted(e for e in ranked if not e[0])[:count]]
+    smallest = min(ranked, key=lambda e: e[2], default=None)
+    return [*fitting, *([smallest[-1]] if smallest is not None else [])]
 
 
 def whole_by_rotor(
@@ -134,7 +151,8 @@ class HiRemate:
         seed: int,
         warm_start: Schedule | None = None,
     ) -> Solution:
-        top = _Top(self, problem, budget, time.monotonic() + time_limit_s, seed)
+        # Steps that cannot be cut short (reading, building a program) need some of the time.
+        top = _Top(self, problem, budget, time.monotonic() + 0.92 * time_limit_s, seed)
         if warm_start is not None:
             top.take(warm_start.ops)
         try:
@@ -198,15 +216,18 @@ class Tree:
         highest = simulate(part.problem, keep_all(part.problem)).peak
         kept = kept_by_all(part)
         found: list[Option] = []
-        for peak_share, save_share in self.options.ilp_budgets:
+        budgets = [(int(highest * p), int(kept * q)) for p, q in self.options.ilp_budgets]
+        if not budgets or self.left_s() == 0:
+            return []
+        model = LevelModel(level, min(peak for peak, _ in budgets), corrections=False)
+        for peak, save in budgets:
             limit = min(self.options.ilp_time_s, 0.2 * self.left_s())
             if limit <= 0:
                 break
-            model = LevelModel(
-                level, int(highest * peak_share), int(kept * save_share), corrections=False
-            )
             self.num_programs += 1
-            plan, _ = model.solve(time_limit_s=limit, rel_gap=self.options.rel_gap, seed=self.seed)
+            plan, _ = model.solve(
+                peak, save, time_limit_s=limit, rel_gap=self.options.rel_gap, seed=self.seed
+            )
             if plan is not None:
                 forward, backward = lower_plan(level, plan)
                 found.append(
@@ -294,13 +315,17 @@ class _Top:
 
     def solve_top(self, level: Level) -> None:
         plan: Plan | None = None
+        model = LevelModel(level, self.budget)
         for stretch in (1.0, 1.05, 1.12):
-            model = LevelModel(level, int(self.budget * stretch))
             share = min(self.options.top_time_s, 0.4 * self.left_s())
             if share <= 0.01:
                 return
             answer, _ = model.solve(
-                time_limit_s=share, rel_gap=self.options.rel_gap, seed=self.seed, start=plan
+                int(self.budget * stretch),
+                time_limit_s=share,
+                rel_gap=self.options.rel_gap,
+                seed=self.seed,
+                start=plan,
             )
             if answer is None:
                 continue

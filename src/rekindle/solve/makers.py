@@ -5,14 +5,15 @@ Any solver of problems can be one: a part is a problem of its own.
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.partition.repeated import Part
 from rekindle.solve.baselines import smallest_peak
 from rekindle.solve.options import Option, measure, split
-from rekindle.solve.twremat import TWRemat
+from rekindle.solve.twremat import recomputing_sequences
 
 
 def keep_everything(part: Part, time_limit_s: float) -> list[Option]:
@@ -30,27 +31,41 @@ class ByTWRemat:
 
     num_peaks: int = 3
     num_saves: int = 6
-    solver: TWRemat = field(default_factory=lambda: TWRemat(num_limits=3, max_length=20_000))
+    limits: tuple[float, ...] = (1.0, 0.95, 0.85)  # of the budget
+    max_length: int = 20_000
+    max_width: int = 40
 
     def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
         problem = part.problem
         deadline = time.monotonic() + time_limit_s
-        options: list[Option] = []
+        order = list(range(len(problem.ops)))
+        found = recomputing_sequences(problem, self.max_length, self.max_width, deadline)
+        halves: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
         for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             tight = with_loss_workspace(problem, peak - save)
-            solution = self.solver.solve(tight, peak, time_limit_s=left, seed=0)
-            fits, walk = _native.evict(
-                tight.native, list(range(len(tight.ops))), peak, 40 * len(tight.ops), left
-            )
-            found = [solution.schedule.ops] if solution.schedule is not None else []
-            for ops in (*found, *([walk] if fits else [])):
-                halves = split(part, ops)
-                if halves is not None:
-                    options.append(measure(part, *halves))
-        return options
+            _, walk = _native.evict(tight.native, order, peak, 40 * len(order), left)
+            for ops in (walk, *self._filled(tight, peak, found.sequences, left)):
+                if fits(tight, ops, peak) and (both := split(part, ops)) is not None:
+                    halves[both] = None
+        return [measure(part, *both) for both in halves]
+
+    def _filled(
+        self, problem: Problem, budget: int, sequences: Sequence[list[int]], time_limit_s: float
+    ) -> Iterator[list[int]]:
+        for sequence in sequences:
+            for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
+                for share in self.limits:
+                    limit = int(budget * share)
+                    yield _native.fill_up(problem.native, sequence, limit, keep, 6, time_limit_s)
+
+
+def fits(problem: Problem, ops: Sequence[int], budget: int) -> bool:
+    """Whether the runs are a valid schedule within the budget."""
+    trace = _native.simulate(problem.native, list(ops))
+    return trace.fault == _native.Fault.none and trace.peak <= budget
 
 
 def with_loss_workspace(problem: Problem, workspace: int) -> Problem:

@@ -117,25 +117,16 @@ class _Search:
     def run(self) -> None:
         if simulate(self.problem, keep_all(self.problem)).peak <= self.budget:
             return
-        graph = OpGraph.of(self.problem)
-        bags, self.width = eliminate(graph, self.options.max_width, self.deadline)
-        recursion = Recursion(graph, separator_tree(bags, len(graph.inputs)))
-        depths = self._depths(recursion)
-        self.notes.append(f"width {self.width}, recursion cut at depth {max(depths, default=0)}")
-        for depth in depths:
+        options = self.options
+        found = recomputing_sequences(
+            self.problem, options.max_length, options.max_width, self.deadline
+        )
+        self.width = found.width
+        self.notes.append(f"width {found.width}, recursion cut at depth {found.depth}")
+        for sequence in found.sequences:
             if self.left_s() == 0:
                 return
-            sequence = recursion.sequence(graph.targets, depth)
             self._fill(sequence)
-
-    def _depths(self, recursion: "Recursion") -> list[int]:
-        """The deepest recursion that stays within the length, and two shallower ones."""
-        cap = self.options.max_length
-        targets = recursion.graph.targets
-        depth = recursion.height
-        while depth > 0 and recursion.length(targets, depth, cap) > cap:
-            depth -= 1
-        return sorted({depth, max(0, depth - 2), depth // 2}, reverse=True)
 
     def _fill(self, sequence: Sequence[int]) -> None:
         options = self.options
@@ -161,6 +152,30 @@ class _Search:
             self.best_cost = trace.cost
             elapsed = time.monotonic() - self.start
             report(Progress(TWRemat.name, elapsed, cost=trace.cost))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Recomputing sequences of a graph, the one with the most recomputation first. They do not
+    depend on sizes, costs or a budget."""
+
+    sequences: tuple[list[int], ...]
+    width: int
+    depth: int
+
+
+def recomputing_sequences(
+    problem: Problem, max_length: int, max_width: int, deadline: float = float("inf")
+) -> Sequences:
+    """By the deepest recursion that stays within the length, and by two shallower ones."""
+    graph = OpGraph.of(problem)
+    bags, width = eliminate(graph, max_width, deadline)
+    recursion = Recursion(graph, separator_tree(bags, len(graph.inputs)))
+    depth = recursion.height
+    while depth > 0 and recursion.length(graph.targets, depth, max_length) > max_length:
+        depth -= 1
+    depths = sorted({depth, max(0, depth - 2), depth // 2}, reverse=True)
+    return Sequences(tuple(recursion.sequence(graph.targets, d) for d in depths), width, depth)
 
 
 @dataclass(frozen=True, slots=True)
