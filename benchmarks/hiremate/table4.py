@@ -54,11 +54,13 @@ def structure(problem: Problem) -> dict[str, int]:
     }
 
 
-def measure(problem: Problem, share: float, time_limit_s: float) -> dict[str, object]:
+def measure(
+    problem: Problem, share: float, time_limit_s: float, rockmate: bool
+) -> dict[str, object]:
     plain = simulate(problem, keep_all(problem))
     budget = int(plain.peak * share)
     row: dict[str, object] = {}
-    for solver in (HiRemate(), Rockmate()):
+    for solver in (HiRemate(), *((Rockmate(),) if rockmate else ())):
         if solver.accepts(problem) is not None:
             row[solver.name] = None
             continue
@@ -85,12 +87,12 @@ def table(rows: dict[str, dict]) -> str:
     ]
     for name, row in rows.items():
         minutes, memory, predicted, *shape = PAPER[name]
-        hi, rock = row["hiremate"], row["rockmate"]
+        hi, rock = row["hiremate"], row.get("rockmate")
         lines.append(
             f"| {name} | {row['ops']} ({row['forward_ops']}) | {row['levels']}, {row['groups']}, "
             f"{row['distinct']}, {row['largest']} ({', '.join(map(str, shape))}) | {memory} | "
             f"{predicted} | {hi.get('time', 'none')} | "
-            f"{rock.get('time', 'none') if rock else 'no chain'} | {minutes} min | "
+            f"{rock.get('time', 'none') if rock else '-'} | {minutes} min | "
             f"{hi['cpu_s']} ({hi['wall_s']}) |"
         )
     return "\n".join(lines) + "\n"
@@ -101,6 +103,7 @@ def main() -> None:
     parser.add_argument("problems", type=Path)
     parser.add_argument("names", nargs="*", default=list(PAPER))
     parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--rockmate", action="store_true")
     options = parser.parse_args()
     out = HERE / "table4.json"
     rows = json.loads(out.read_text()) if out.exists() else {}
@@ -108,7 +111,7 @@ def main() -> None:
         path = options.problems / f"{name.replace(' ', '_')}.paper.json"
         problem = read_problem(path)
         rows[name] = structure(problem)
-        rows[name] |= measure(problem, PAPER[name][1] / 100, options.time_limit)
+        rows[name] |= measure(problem, PAPER[name][1] / 100, options.time_limit, options.rockmate)
         print(name, rows[name], flush=True)
         rows = {key: rows[key] for key in PAPER if key in rows}
         out.write_text(json.dumps(rows, indent=1) + "\n")

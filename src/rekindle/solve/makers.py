@@ -39,6 +39,7 @@ class ByTWRemat:
         problem = part.problem
         deadline = time.monotonic() + time_limit_s
         order = list(range(len(problem.ops)))
+        costs = [op.cost for op in problem.ops]
         found = recomputing_sequences(problem, self.max_length, self.max_width, deadline)
         halves: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
         for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
@@ -47,9 +48,11 @@ class ByTWRemat:
                 break
             tight = with_loss_workspace(problem, peak - save)
             _, walk = _native.evict(tight.native, order, peak, 40 * len(order), left)
-            for ops in (walk, *self._filled(tight, peak, found.sequences, left)):
-                if fits(tight, ops, peak) and (both := split(part, ops)) is not None:
-                    halves[both] = None
+            tried = (walk, *self._filled(tight, peak, found.sequences, left))
+            fitting = [ops for ops in tried if fits(tight, ops, peak)]
+            best = min(fitting, key=lambda ops: sum(costs[i] for i in ops), default=None)
+            if best is not None and (both := split(part, best)) is not None:
+                halves[both] = None
         return [measure(part, *both) for both in halves]
 
     def _filled(

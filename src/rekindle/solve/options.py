@@ -159,13 +159,17 @@ def _steps(
     until = {v: last_read.get(v, -1) for v in start}
     inside = sum(sizes[v] for v in start)
     live = set(start)
-    made: set[int] = set()
-    steps: list[SubStep] = []
+    gone: frozenset[int] = frozenset()
+    made: frozenset[int] = frozenset()
+    ending: dict[int, list[int]] = {}
+    for v, last in reading.items():
+        ending.setdefault(last, []).append(v)
+    steps: dict[tuple[frozenset[int], frozenset[int]], int] = {}
     for t, i in enumerate(ops):
         op = problem.ops[i]
         for v in op.outputs:
             if v in leaving:
-                made.add(v)
+                made = made if v in made else made | {v}
                 continue
             if v not in live:
                 live.add(v)
@@ -175,13 +179,17 @@ def _steps(
             sizes[b] for a, b in op.inplace if a in live and until[a] == t and b not in leaving
         )
         # An input whose storage the run takes over counts as it is after the run.
-        taken = borrowed.get(i, ())
-        gone = frozenset(v for v, last in reading.items() if last < t or (last == t and v in taken))
-        steps.append(SubStep(inside + op.workspace - saved, gone, frozenset(made)))
+        taken = [v for v in borrowed.get(i, ()) if reading.get(v) == t]
+        now = gone.union(taken) if taken else gone
+        bytes_inside = inside + op.workspace - saved
+        if bytes_inside > steps.get((now, made), -1):
+            steps[now, made] = bytes_inside
+        if t in ending:
+            gone = gone.union(ending[t])
         for v in [v for v in (*op.inputs, *op.outputs) if v in live and until[v] <= t]:
             live.discard(v)
             inside -= sizes[v]
-    return _worst(steps)
+    return _worst(SubStep(inside, gone, made) for (gone, made), inside in steps.items())
 
 
 def _worst(steps: Iterable[SubStep]) -> tuple[SubStep, ...]:
