@@ -134,6 +134,7 @@ class HiRemate:
     rel_gap: float = 0.005
     whole: tuple[WholeMethod, ...] = (whole_by_twremat, whole_by_rotor)  # beside H-ILP at the top
     top_time_s: float = 15.0  # per program at the top
+    max_flat: int = 26  # a graph of so few layers is solved without a hierarchy too
 
     name: ClassVar[str] = "hiremate"
     requires: ClassVar[tuple[str, ...]] = ("highspy",)
@@ -300,6 +301,9 @@ class _Top:
         children = tuple(tree.child(c) for c in (group.children or (group,)))
         self.note_sizes(group, tree)
         self.solve_top(top_level(problem, children))
+        if group.depth > 1 and len(layers.layers) <= self.options.max_flat:
+            flat = tuple(tree.child(Group((j,))) for j in range(len(layers.layers)))
+            self.solve_top(top_level(problem, flat))
         if self.left_s() == 0:
             self.stopped_by = "time limit"
 
