@@ -1,15 +1,25 @@
 // The only file that knows Python: rekindle._native.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "anneal.h"
+#include "bound.h"
 #include "chain_dp.h"
 #include "control.h"
 #include "evict.h"
+#include "exact.h"
 #include "fillup.h"
+#include "policy.h"
 #include "problem.h"
 #include "prune.h"
 #include "simulate.h"
@@ -20,16 +30,42 @@ using namespace rekindle;
 
 namespace {
 
-using Lists = std::vector<std::vector<Id>>;
+// Rows as Python gives them: all ids one after the other, and where each row ends.
+using FlatRows = std::tuple<std::vector<Id>, std::vector<std::size_t>>;
 
-Rows rows_of(const Lists& lists) {
+void check_ids(std::span<const Id> ids, std::size_t count) {
+    for (Id v : ids)
+        if (v < 0 || static_cast<std::size_t>(v) >= count)
+            throw nb::index_error("a value id is out of range");
+}
+
+std::vector<Id> without(std::span<const Id> ids, const std::vector<std::uint8_t>& resident) {
+    check_ids(ids, resident.size());
+    std::vector<Id> kept;
+    for (Id v : ids)
+        if (!resident[static_cast<std::size_t>(v)]) kept.push_back(v);
+    return kept;
+}
+
+Rows rows_of(const FlatRows& flat, std::size_t num_ops, const std::vector<std::uint8_t>& resident) {
+    const auto& [ids, ends] = flat;
+    check_ids(ids, resident.size());
+    if (ends.size() != num_ops) throw nb::value_error("there must be one row for each op");
     Rows rows;
-    for (const auto& list : lists) rows.push(list);
+    rows.ids.reserve(ids.size());
+    rows.start.reserve(ends.size() + 1);
+    std::size_t k = 0;
+    for (std::size_t end : ends) {
+        if (end > ids.size()) throw nb::value_error("a row ends beyond the ids");
+        for (; k < end; ++k)
+            if (!resident[static_cast<std::size_t>(ids[k])]) rows.ids.push_back(ids[k]);
+        rows.start.push_back(rows.ids.size());
+    }
     return rows;
 }
 
-// Lets Ctrl-C end a native search: the search stops and returns the best so far, and the caller
-// learns from the second element that it was interrupted.
+// Lets Ctrl-C end a native search. The signal is taken here (the exception is cleared), so that a
+// search can return its best so far; the binding then tells its caller of `was_interrupted`.
 bool signalled() {
     nb::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() == 0) return false;
@@ -37,9 +73,18 @@ bool signalled() {
     return true;
 }
 
+[[noreturn]] void raise_interrupt() {
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    throw nb::python_error();
+}
+
 void limit(Control& control, double time_limit_s) {
     control.time_limit_s = time_limit_s;
     control.interrupted = signalled;
+}
+
+const char* ended_by(const Control& control) {
+    return control.was_interrupted ? "interrupt" : control.stop ? "time limit" : "";
 }
 
 using OptionRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
@@ -72,6 +117,8 @@ std::unique_ptr<ChainTable> chain_table(std::vector<std::int64_t> inputs,
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A problem that lives until the interpreter ends (a global) is no leak worth a warning.
+    nb::set_leak_warnings(false);
     m.doc() = "Rekindle's native core: simulation and search over problems given as flat lists.";
 
     nb::class_<Problem>(m, "Problem")
@@ -79,27 +126,39 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Problem* self, std::vector<std::int64_t> sizes, const std::vector<Id>& resident,
                std::vector<std::int64_t> costs, std::vector<std::int64_t> workspaces,
-               const std::vector<bool>& once, const Lists& inputs, const Lists& outputs,
-               const Lists& inplace, std::vector<Id> targets, std::vector<Id> held, Id loss) {
-                new (self) Problem();
-                self->resident.assign(sizes.size(), 0);
-                for (Id v : resident) self->resident[static_cast<std::size_t>(v)] = 1;
-                self->size = std::move(sizes);
-                self->cost = std::move(costs);
-                self->workspace = std::move(workspaces);
-                self->once.assign(once.begin(), once.end());
-                self->inputs = rows_of(inputs);
-                self->outputs = rows_of(outputs);
-                self->inplace = rows_of(inplace);
-                self->targets = std::move(targets);
-                self->held = std::move(held);
-                self->loss = loss;
-                self->index();
+               const std::vector<bool>& once, const FlatRows& inputs, const FlatRows& outputs,
+               const FlatRows& inplace, const std::vector<Id>& targets,
+               const std::vector<Id>& held, Id loss) {
+                // Built apart and moved in: nothing half-made stays behind an exception.
+                Problem p;
+                const std::size_t num_ops = costs.size();
+                if (workspaces.size() != num_ops || once.size() != num_ops)
+                    throw nb::value_error("costs, workspaces and once must be of one length");
+                p.resident.assign(sizes.size(), 0);
+                check_ids(resident, sizes.size());
+                for (Id v : resident) p.resident[static_cast<std::size_t>(v)] = 1;
+                p.size = std::move(sizes);
+                p.cost = std::move(costs);
+                p.workspace = std::move(workspaces);
+                p.once.assign(once.begin(), once.end());
+                p.inputs = rows_of(inputs, num_ops, p.resident);
+                p.outputs = rows_of(outputs, num_ops, p.resident);
+                p.inplace = rows_of(inplace, num_ops, p.resident);
+                if (p.inplace.ids.size() != std::get<0>(inplace).size())
+                    throw nb::value_error("a resident value stands in an inplace pair");
+                for (Id i = 0; i < p.num_ops(); ++i)
+                    if (p.inplace[i].size() % 2 != 0)
+                        throw nb::value_error("an inplace row is not made of pairs");
+                p.targets = without(targets, p.resident);
+                p.held = without(held, p.resident);
+                p.loss = loss;
+                p.index();
+                new (self) Problem(std::move(p));
             },
             "sizes"_a, "resident"_a, "costs"_a, "workspaces"_a, "once"_a, "inputs"_a, "outputs"_a,
             "inplace"_a, "targets"_a, "held"_a, "loss"_a,
-            "Resident values must be left out of inputs, targets and held; inplace rows are "
-            "input, output, input, output, ...");
+            "Rows are (all ids, where each row ends); inplace rows are input, output, input, "
+            "output, ... Resident values are left out of inputs, targets and held.");
 
     nb::enum_<Fault>(m, "Fault")
         .value("none", Fault::none)
@@ -139,14 +198,155 @@ NB_MODULE(_native, m) {
         "evict",
         [](const Problem& problem, const std::vector<Id>& order, std::int64_t limit_bytes,
            std::size_t max_steps, double time_limit_s) {
+            Control control;
+            limit(control, time_limit_s);
+            Eviction result;
+            {
+                nb::gil_scoped_release release;
+                result = evict(problem, order, limit_bytes, max_steps, control);
+            }
+            // Half a walk is worth nothing: the interrupt goes on.
+            if (control.was_interrupted) raise_interrupt();
+            return std::tuple(result.fits, std::move(result.schedule));
+        },
+        "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
+        "Greedy rematerialization under a memory limit; (fits, schedule). Raises KeyboardInterrupt.");
+
+    m.def(
+        "search_policy",
+        [](const Problem& problem, std::vector<Id> order, std::vector<Id> classes,
+           std::vector<double> weights, std::int64_t budget,
+           const std::vector<std::uint64_t>& seeds, std::int64_t max_walks, double time_limit_s,
+           int num_threads) {
+            Control control;
+            limit(control, time_limit_s);
+            PolicyFound found;
+            {
+                nb::gil_scoped_release release;
+                found = search_policies(
+                    problem,
+                    {std::move(order), std::move(classes), std::move(weights), budget, max_walks},
+                    seeds, num_threads, control);
+            }
+            return std::tuple(std::move(found.schedule), found.walks, ended_by(control));
+        },
+        "problem"_a, "order"_a, "classes"_a, "weights"_a, "budget"_a, "seeds"_a, "max_walks"_a,
+        "time_limit_s"_a, "num_threads"_a = 1,
+        "Climb over eviction policies, one climb per seed; (cheapest schedule within the budget or "
+        "[], walks made, what ended it early or \"\").");
+
+    m.def(
+        "bound_at",
+        [](const Problem& problem, Id op, std::int64_t budget, double time_limit_s) {
+            Control control;
+            limit(control, time_limit_s);
+            Bound bound;
+            {
+                nb::gil_scoped_release release;
+                bound = bound_at(problem, op, budget, control);
+            }
+            if (control.was_interrupted) raise_interrupt();
+            return std::tuple(bound.extra, bound.infeasible, bound.price, std::move(bound.kept));
+        },
+        "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a,
+        "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept). "
+        "Raises KeyboardInterrupt.");
+
+    m.def("exact_bits", &exact_bits, "problem"_a);
+    m.def(
+        "solve_exact",
+        [](const Problem& problem, std::int64_t budget, double time_limit_s) {
+            Control control;
+            limit(control, time_limit_s);
+            Exact answer;
+            {
+                nb::gil_scoped_release release;
+                answer = solve_exact(problem, budget, control);
+            }
+            if (control.was_interrupted) raise_interrupt();
+            return std::tuple(answer.finished, answer.feasible, std::move(answer.schedule));
+        },
+        "problem"_a, "budget"_a, "time_limit_s"_a,
+        "The optimum over all schedules of a tiny problem: (finished, feasible, schedule). "
+        "Raises KeyboardInterrupt.");
+
+    nb::enum_<Objective>(m, "Objective")
+        .value("area", Objective::area)
+        .value("product", Objective::product)
+        .value("elu", Objective::elu)
+        .value("peak", Objective::peak)
+        .value("custom", Objective::custom);
+
+    nb::class_<AnnealResult>(m, "AnnealResult")
+        .def_ro("within", &AnnealResult::within)
+        .def_ro("best", &AnnealResult::best)
+        .def_ro("best_cost", &AnnealResult::best_cost)
+        .def_ro("best_peak", &AnnealResult::best_peak)
+        .def_ro("smallest", &AnnealResult::smallest)
+        .def_ro("smallest_cost", &AnnealResult::smallest_cost)
+        .def_ro("smallest_peak", &AnnealResult::smallest_peak)
+        .def_ro("moves", &AnnealResult::moves)
+        .def_ro("accepted", &AnnealResult::accepted)
+        .def_ro("seed", &AnnealResult::seed)
+        .def_ro("by_move", &AnnealResult::by_move);
+
+    m.def(
+        "anneal",
+        [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
+           Objective objective, const std::vector<std::uint64_t>& seeds, std::int64_t max_moves,
+           double time_limit_s, int num_threads, double hot, double cold, double soft, double soft_weight, double smooth,
+           bool reorder_only, bool ratchet, bool paper_moves, std::int64_t enough,
+           std::optional<std::function<double(double, double)>> custom) {
+            AnnealOptions options;
+            options.budget = budget;
+            options.objective = objective;
+            options.max_moves = max_moves;
+            options.hot = hot;
+            options.cold = cold;
+            options.soft = soft;
+            options.soft_weight = soft_weight;
+            options.smooth = smooth;
+            options.reorder_only = reorder_only;
+            options.ratchet = ratchet;
+            options.paper_moves = paper_moves;
+            options.enough = enough;
+            if (custom)
+                options.custom = [&custom](double peak, double cost) {
+                    nb::gil_scoped_acquire gil;
+                    return (*custom)(peak, cost);
+                };
+            for (const auto& start : starts)
+                if (!simulate(problem, start).valid())
+                    throw nb::value_error("anneal: a start is not a valid schedule");
+            if (starts.empty()) throw nb::value_error("anneal: no start");
             nb::gil_scoped_release release;
             Control control;
             limit(control, time_limit_s);
-            Eviction result = evict(problem, order, limit_bytes, max_steps, control);
-            return std::tuple(result.fits, result.schedule);
+            auto results =
+                anneal_seeds(problem, starts, options, seeds, custom ? 1 : num_threads, control);
+            bool cut = false;
+            for (const AnnealResult& r : results)
+                cut = cut || (r.moves < max_moves && !(r.within && r.best_cost <= enough));
+            const bool interrupted = control.stop && control.elapsed_s() <= time_limit_s;
+            const char* ended = interrupted ? "interrupt" : cut ? "time limit" : "";
+            return std::tuple(std::move(results), std::string(ended));
         },
-        "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
-        "Greedy rematerialization under a memory limit; (fits, schedule).");
+        "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,
+        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 50.0, "cold"_a = 0.02, "soft"_a = 0.97, "soft_weight"_a = 0.1, "smooth"_a = 0.0,
+        "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "enough"_a = -1,
+        "custom"_a = nb::none(),
+        "Simulated annealing, one run per seed, from valid schedules; (results, what ended it "
+        "early or \"\").");
+
+    m.def(
+        "check_moves",
+        [](const Problem& problem, const std::vector<Id>& start, std::int64_t budget,
+           std::uint64_t seed, std::int64_t num_moves) {
+            nb::gil_scoped_release release;
+            return check_moves(problem, start, budget, seed, num_moves);
+        },
+        "problem"_a, "start"_a, "budget"_a, "seed"_a, "num_moves"_a,
+        "Random moves, each compared with a full simulation; moves made, or -1 at a difference.");
 
     nb::enum_<Keep>(m, "Keep")
         .value("cost_per_byte", Keep::cost_per_byte)

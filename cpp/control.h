@@ -1,5 +1,6 @@
-// How a long native search is limited and interrupted. Polling is cheap: the clock is read once in
-// a few hundred calls, the host (signals, progress) at most every 50 ms.
+// How a long native search is limited and interrupted. A poll reads the clock (tens of nanoseconds;
+// call it once in some dozens of moves where a move is faster), the host (signals, progress) is
+// asked at most every 50 ms.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@ struct Control {
     double time_limit_s = 1e18;
     std::function<bool()> interrupted;  // called from the thread that entered the core; may be empty
     std::atomic<bool> stop{false};
+    bool was_interrupted = false;  // read it after the search, on the thread that entered
 
     double elapsed_s() const {
         return std::chrono::duration<double>(Clock::now() - start).count();
@@ -29,7 +31,7 @@ struct Control {
             stop = true;
         } else if (host && interrupted && now - last_poll_s > 0.05) {
             last_poll_s = now;
-            if (interrupted()) stop = true;
+            if (interrupted()) stop = was_interrupted = true;
         }
         return stop.load(std::memory_order_relaxed);
     }

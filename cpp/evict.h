@@ -13,13 +13,90 @@
 
 namespace rekindle {
 
+// How victims are chosen: the smallest
+//     weight * projected_cost^cost_power / (size * wait^wait_power)
+// goes first. Weights are per value; empty means 1 for all.
+struct EvictPolicy {
+    double cost_power = 1.0;
+    double wait_power = 1.0;
+    std::vector<double> weight;
+};
+
 struct Eviction {
     bool fits = false;          // false: some op could not be run within the limit
     std::vector<Id> schedule;   // without dead runs
 };
 
-// `limit` bounds the memory (without in-place savings, so the simulated peak is at most that).
-// `max_steps` bounds the length, so that a hopeless limit ends soon.
+// One order of one problem, prepared for many walks. Not for several threads at once.
+class EvictWalk {
+   public:
+    EvictWalk(const Problem& problem, std::span<const Id> order);
+
+    // `limit` bounds the memory; the simulated peak is at most that where `fits`.
+    // `max_steps` bounds the length, so that a hopeless limit ends soon.
+    Eviction run(std::int64_t limit, const EvictPolicy& policy, std::size_t max_steps,
+                 Control& control, bool host = true);
+
+   private:
+    struct Frame {
+        Id op;
+        std::size_t next_input;
+    };
+    struct Entry {
+        double score;
+        Id value;
+        bool operator<(const Entry& other) const {
+            return score < other.score || (score == other.score && value < other.value);
+        }
+    };
+
+    void reset();
+    bool demand(Id target, std::size_t max_steps, Control& control);
+    void execute(Id op);
+    void drop(Id v);
+    void finish(Id v);
+    bool make_room(Id op);
+    bool may_die(Id v, Id op) const;
+    bool overwrite(Id op, std::int64_t& fresh);
+    bool release(bool anyway);
+    void fix(Id v);
+    bool can_release(Id v, bool anyway) const;
+    Id choose();
+    double score(Id v);
+    double projected_cost(Id v);
+    void changed(Id v);
+    std::size_t next_use(Id v, std::size_t after);
+    bool helps_missing(Id v) const;
+    bool evictable(Id v) const;
+
+    const Problem& p;
+    std::span<const Id> order_;
+    const EvictPolicy* policy_ = nullptr;
+    bool host_ = true;
+    std::int64_t limit_ = 0;
+    std::int64_t used_ = 0;
+    std::size_t now_ = 0;
+    std::vector<Id> schedule_;
+
+    // Fixed per order.
+    std::vector<std::uint8_t> is_target_;
+    std::vector<std::size_t> use_start_, uses_, last_need_;
+
+    // Per walk.
+    std::vector<std::uint8_t> live_, fixed_;
+    std::vector<std::int32_t> pins_;
+    std::vector<std::size_t> next_use_;
+    std::vector<Id> alive_;
+    std::vector<Id> fixed_values_;    // of which some may be gone
+    std::vector<std::size_t> place_;  // position in alive_
+    std::vector<double> projected_;   // what it costs to bring a live value back; < 0: not known
+    std::vector<Entry> victims_;      // the next ones to go, worst first
+    std::vector<std::uint32_t> seen_;
+    std::uint32_t stamp_ = 0;
+    std::vector<Id> todo_, dying_;
+    std::vector<Frame> stack_;
+};
+
 Eviction evict(const Problem& problem, std::span<const Id> order, std::int64_t limit,
                std::size_t max_steps, Control& control);
 

@@ -43,10 +43,17 @@ Trace simulate(const Problem& p, std::span<const Id> schedule) {
             copies[c].last = std::max(copies[c].last, t);
         }
         const auto pairs = p.inplace[i];
-        for (std::size_t k = 0; k < pairs.size(); k += 2)
-            inplace_reads.push_back(current[idx(pairs[k])]);
+        for (std::size_t k = 0; k < pairs.size(); k += 2) {
+            const std::size_t c = current[idx(pairs[k])];
+            if (c == none) return fail(Fault::not_produced, t, i, pairs[k]);
+            inplace_reads.push_back(c);
+        }
         if (i == p.loss)
-            for (Id v : p.held) copies[current[idx(v)]].last = num_steps;
+            for (Id v : p.held) {
+                const std::size_t c = current[idx(v)];
+                if (c == none) return fail(Fault::not_produced, t, i, v);
+                copies[c].last = num_steps;
+            }
         for (Id v : p.outputs[i]) {
             current[idx(v)] = copies.size();
             copies.push_back({t, t, v});

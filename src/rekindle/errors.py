@@ -43,3 +43,7 @@ class CaptureError(RekindleError):
 
 class PlanMismatch(RekindleError):
     """A plan applied to a model, input, torch or device it was not made for."""
+
+
+class DeviceProfileError(RekindleError, ValueError):
+    """A device description that does not exist or cannot be understood."""

@@ -18,7 +18,6 @@ def check_problem(problem: Problem) -> None:
     for v, value in enumerate(problem.values):
         _number(value.size, f"the size of value {v}")
     _sum((value.size for value in problem.values), "sizes of all values")
-    _sum((op.cost for op in problem.ops), "costs of all ops")
     for ids, where in (
         (problem.resident, "resident"),
         (problem.outputs, "outputs"),
@@ -32,15 +31,22 @@ def check_problem(problem: Problem) -> None:
         _check_op(op, i, num_values, num_ops)
         for v in op.outputs:
             if v in resident:
-                _fail(f"op {i} produces value {v}, which is resident; a resident value has none")
+                _fail(
+                    f"op {i} produces value {v}, which is resident; a resident value has no "
+                    "producer"
+                )
             if producer[v] >= 0:
-                _fail(f"value {v} is produced by op {producer[v]} and again by op {i}")
+                _fail(
+                    f"value {v} is produced by op {producer[v]} and again by op {i}; give each "
+                    "its own value"
+                )
             producer[v] = i
         _check_inplace(problem, op, i, resident)
         if op.phase == "loss":
             if loss is not None:
                 _fail(f"ops {loss} and {i} both have phase 'loss'; at most one op may")
             loss = i
+    _sum((op.cost for op in problem.ops), "costs of all ops")
     _check_order(problem, producer, resident)
     loss_inputs = set(problem.ops[loss].inputs) if loss is not None else set()
     for v in problem.held:
@@ -65,7 +71,7 @@ def _check_op(op: Op, i: int, num_values: int, num_ops: int) -> None:
         _fail(f"value {min(both)} is both an input and an output of op {i}")
     if op.phase not in PHASES:
         _fail(f"the phase of op {i} is {op.phase!r}; expected 'forward', 'loss', 'backward', null")
-    if op.grad_of is not None and not 0 <= op.grad_of < num_ops:
+    if op.grad_of is not None and not (type(op.grad_of) is int and 0 <= op.grad_of < num_ops):
         _fail(f"grad_of of op {i} is {op.grad_of}, and there are ops 0 to {num_ops - 1}")
 
 
@@ -93,7 +99,7 @@ def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None
 def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) -> None:
     for v, by in enumerate(producer):
         if by < 0 and v not in resident:
-            _fail(f"value {v} is neither resident nor produced by an op")
+            _fail(f"value {v} is neither resident nor produced by an op; it must be one of them")
     for i, op in enumerate(problem.ops):
         for v in op.inputs:
             if producer[v] >= i:
@@ -113,7 +119,8 @@ def _ids(ids: Sequence[object], count: int, where: str) -> None:
         if type(v) is not int or not 0 <= v < count:
             _fail(f"{where}: {str(v)[:40]} is not a value id; there are values 0 to {count - 1}")
     if len(set(ids)) < len(ids):
-        _fail(f"{where}: an id stands twice")
+        twice = next(v for k, v in enumerate(ids) if v in ids[:k])
+        _fail(f"{where}: value {twice} stands twice; name each value once")
 
 
 def _sum(numbers: Iterable[int], what: str) -> None:

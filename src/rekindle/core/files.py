@@ -17,29 +17,45 @@ PROBLEM_FORMAT = "rekindle.problem"
 SCHEDULE_FORMAT = "rekindle.schedule"
 VERSION = 1
 
-_PROBLEM_KEYS = {
-    "format": str,
-    "version": int,
-    "name": str,
-    "cost_unit": str,
-    "size_unit": str,
-    "values": list,
-    "ops": list,
-    "resident": list,
-    "outputs": list,
-}
-_PROBLEM_OPTIONAL = {"held": list}
-_VALUE_KEYS = {"name": str, "size": int}
-_OP_KEYS = {"name": str, "cost": int, "inputs": list, "outputs": list}
-_OP_OPTIONAL = {
-    "workspace": int,
-    "recomputable": bool,
-    "inplace": list,
-    "phase": (str, type(None)),
-    "grad_of": (int, type(None)),
-}
-_SCHEDULE_KEYS = {"format": str, "version": int, "problem": str, "ops": list}
-_SCHEDULE_OPTIONAL = {"solver": str, "seed": int}
+# Which keys a record must and may have, and the types of each. type(), not isinstance: in JSON
+# true is not a number.
+_Keys = tuple[frozenset[str], dict[str, tuple[type, ...]]]
+
+
+def _record_keys(required: dict[str, type], optional: dict[str, tuple[type, ...]]) -> _Keys:
+    return frozenset(required), {k: (kind,) for k, kind in required.items()} | optional
+
+
+_NULL = type(None)
+_PROBLEM_KEYS = _record_keys(
+    {
+        "format": str,
+        "version": int,
+        "name": str,
+        "cost_unit": str,
+        "size_unit": str,
+        "values": list,
+        "ops": list,
+        "resident": list,
+        "outputs": list,
+    },
+    {"held": (list,)},
+)
+_VALUE_KEYS = _record_keys({"name": str, "size": int}, {})
+_OP_KEYS = _record_keys(
+    {"name": str, "cost": int, "inputs": list, "outputs": list},
+    {
+        "workspace": (int,),
+        "recomputable": (bool,),
+        "inplace": (list,),
+        "phase": (str, _NULL),
+        "grad_of": (int, _NULL),
+    },
+)
+_SCHEDULE_KEYS = _record_keys(
+    {"format": str, "version": int, "problem": str, "ops": list},
+    {"solver": (str,), "seed": (int,)},
+)
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
@@ -91,36 +107,37 @@ def problem_hash(problem: Problem) -> str:
 def problem_from_record(record: Any, where: str = "the problem") -> Problem:
     """A checked Problem from JSON data; raises InvalidProblem or FileError with one sentence."""
     _kind(record, PROBLEM_FORMAT, where)
-    _keys(record, _PROBLEM_KEYS, _PROBLEM_OPTIONAL, where)
-    values = []
-    for v, item in enumerate(record["values"]):
-        _keys(item, _VALUE_KEYS, {}, f"{where}: value {v}")
-        values.append(Value(_text(item["name"], f"{where}: value {v}"), item["size"]))
-    problem = Problem(
-        values=tuple(values),
-        ops=tuple(_op(item, f"{where}: op {i}") for i, item in enumerate(record["ops"])),
-        resident=tuple(record["resident"]),
-        outputs=tuple(record["outputs"]),
-        held=tuple(record.get("held", ())),
-        name=_text(record["name"], where),
-        cost_unit=_text(record["cost_unit"], where),
-        size_unit=_text(record["size_unit"], where),
-    )
+    _keys(record, _PROBLEM_KEYS, where)
     try:
+        problem = Problem(
+            values=tuple(_value(item, v) for v, item in enumerate(record["values"])),
+            ops=tuple(_op(item, i) for i, item in enumerate(record["ops"])),
+            resident=tuple(record["resident"]),
+            outputs=tuple(record["outputs"]),
+            held=tuple(record.get("held", ())),
+            name=record["name"],
+            cost_unit=record["cost_unit"],
+            size_unit=record["size_unit"],
+        )
         check_problem(problem)
     except InvalidProblem as error:
         raise InvalidProblem(f"{where}: {error}") from None
     return problem
 
 
-def _op(item: Any, where: str) -> Op:
-    _keys(item, _OP_KEYS, _OP_OPTIONAL, where)
+def _value(item: Any, value_id: int) -> Value:
+    _keys(item, _VALUE_KEYS, "value", value_id)
+    return Value(item["name"], item["size"])
+
+
+def _op(item: Any, op_id: int) -> Op:
+    _keys(item, _OP_KEYS, "op", op_id)
     pairs = item.get("inplace", ())
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2 or any(type(v) is not int for v in pair):
-            _fail(f"{where}: an inplace pair must be [input, output], two value ids")
+            _fail(f"op {op_id}: an inplace pair must be [input, output], two value ids")
     return Op(
-        name=_text(item["name"], where),
+        name=item["name"],
         cost=item["cost"],
         inputs=tuple(item["inputs"]),
         outputs=tuple(item["outputs"]),
@@ -148,7 +165,10 @@ def schedule_record(
 def schedule_from_record(record: Any, problem: Problem, where: str = "the schedule") -> Schedule:
     """The schedule, if it was made for this problem and names its ops. Validity is not checked."""
     _kind(record, SCHEDULE_FORMAT, where)
-    _keys(record, _SCHEDULE_KEYS, _SCHEDULE_OPTIONAL, where)
+    try:
+        _keys(record, _SCHEDULE_KEYS, where)
+    except InvalidProblem as error:
+        raise InvalidSchedule(str(error)) from None
     if record["problem"] != problem_hash(problem):
         raise InvalidSchedule(
             f"{where} was made for another problem (its problem hash is "
@@ -198,7 +218,10 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     except ValueError:
         raise FileError(f"{path!r} is not a file name") from None
     try:
-        return json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        record = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        if "\\ud" in text or "\\uD" in text:
+            _no_surrogates(record)
+        return record
     except RekindleError as error:
         raise FileError(f"{path}: {error}") from None
     except RecursionError:
@@ -241,6 +264,14 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
+def _no_surrogates(record: Any) -> None:
+    """Half a surrogate pair can be written as an escape, but is no text: it has no UTF-8."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        _fail("a string holds half a surrogate pair, which is not text")
+
+
 def _no_constant(name: str) -> NoReturn:
     _fail(f"{name} is not a number that JSON knows")
 
@@ -259,26 +290,35 @@ def _kind(record: Any, expected: str, where: str) -> None:
         )
 
 
-def _keys(record: Any, required: dict[str, Any], optional: dict[str, Any], where: str) -> None:
+def _keys(record: Any, keys: _Keys, where: str, position: int | None = None) -> None:
+    """The record has the keys it must, no unknown ones, and values of the right types."""
+    required, kinds = keys
+    # The usual case first and without a word built: a file has tens of thousands of records.
+    if type(record) is dict and required <= record.keys():
+        for key, x in record.items():
+            if type(x) not in kinds.get(key, ()):
+                break
+        else:
+            return
+    if position is not None:
+        where = f"{where} {position}"
     if type(record) is not dict:
         _fail(f"{where} must be a JSON object")
-    for key, kind in required.items():
-        if key not in record:
+    for key in kinds:
+        if key in required and key not in record:
             _fail(f"{where}: the key {key!r} is missing")
-        _type(record[key], kind, key, where)
-    for key in record:
-        if key not in required:
-            if key not in optional:
-                _fail(f"{where}: the key {key[:40]!r} is unknown")
-            _type(record[key], optional[key], key, where)
+    for key, x in record.items():
+        if key not in kinds:
+            _fail(f"{where}: the key {key[:40]!r} is unknown; expected {', '.join(kinds)}")
+        if type(x) not in kinds[key]:
+            names = " or ".join(_NAMES[kind] for kind in kinds[key])
+            _fail(f"{where}: {key!r} is {_short(x)}; expected {names}")
 
 
-def _type(x: Any, kind: Any, key: str, where: str) -> None:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    # type(), not isinstance: in JSON true is not a number.
-    if type(x) not in kinds:
-        names = " or ".join(_NAMES[k] for k in kinds)
-        _fail(f"{where}: {key!r} is {str(x)[:40]}; expected {names}")
+def _short(x: Any) -> str:
+    """A piece of the JSON that was read, as JSON, in a few characters."""
+    text = json.dumps(x)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 _NAMES = {
@@ -286,16 +326,8 @@ _NAMES = {
     int: "a whole number",
     list: "a list",
     bool: "true or false",
-    type(None): "null",
+    _NULL: "null",
 }
-
-
-def _text(x: str, where: str) -> str:
-    try:
-        x.encode("utf-8")
-    except UnicodeEncodeError:
-        _fail(f"{where}: a name is not valid text")
-    return x
 
 
 def _fail(sentence: str) -> NoReturn:

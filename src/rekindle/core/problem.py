@@ -4,8 +4,10 @@ A value is one storage; an op reads values and makes values. Ids are positions. 
 memory and cost is in `simulate`; the rules that a problem must keep are in `check`.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from typing import Any, Literal
 
 from rekindle import _native
 
@@ -53,24 +55,29 @@ class Problem:
         default=None, init=False, repr=False, compare=False
     )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied without what is derived: the native handle cannot travel."""
+        given = (getattr(self, f.name) for f in fields(self) if f.init)
+        return Problem, tuple(given)
+
     @property
     def native(self) -> _native.Problem:
         """The problem as the native core reads it."""
         if self._handle is None:
-            resident = set(self.resident)
-            loss = [i for i, op in enumerate(self.ops) if op.phase == "loss"]
+            ops = self.ops
+            loss = self.loss_op
             native = _native.Problem(
                 sizes=[v.size for v in self.values],
-                resident=list(self.resident),
-                costs=[op.cost for op in self.ops],
-                workspaces=[op.workspace for op in self.ops],
-                once=[op.once for op in self.ops],
-                inputs=[[v for v in op.inputs if v not in resident] for op in self.ops],
-                outputs=[list(op.outputs) for op in self.ops],
-                inplace=[[v for pair in op.inplace for v in pair] for op in self.ops],
-                targets=[v for v in self.outputs if v not in resident],
-                held=[v for v in self.held if v not in resident],
-                loss=loss[0] if loss else -1,
+                resident=self.resident,
+                costs=[op.cost for op in ops],
+                workspaces=[op.workspace for op in ops],
+                once=[op.once for op in ops],
+                inputs=_flat(op.inputs for op in ops),
+                outputs=_flat(op.outputs for op in ops),
+                inplace=_flat(tuple(chain.from_iterable(op.inplace)) for op in ops),
+                targets=self.outputs,
+                held=self.held,
+                loss=-1 if loss is None else loss,
             )
             object.__setattr__(self, "_handle", native)
         assert self._handle is not None
@@ -103,3 +110,13 @@ class Problem:
     @property
     def loss_op(self) -> int | None:
         return next((i for i, op in enumerate(self.ops) if op.phase == "loss"), None)
+
+
+def _flat(rows: Iterable[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """All ids of the rows one after the other, and where each row ends."""
+    ids: list[int] = []
+    ends: list[int] = []
+    for row in rows:
+        ids += row
+        ends.append(len(ids))
+    return ids, ends

@@ -31,12 +31,19 @@ class Trace:
 
 def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     """The native trace of a valid schedule; raises InvalidSchedule for any other."""
+    native = problem.native
     try:
-        trace = _native.simulate(problem.native, list(schedule.ops))
+        trace = _native.simulate(native, list(schedule.ops))
     except TypeError:
-        bad = next((s for s in schedule.ops if not 0 <= s < len(problem.ops)), None)
+        # What is no 32-bit whole number does not reach the native core.
+        step, bad = next(
+            (step, op)
+            for step, op in enumerate(schedule.ops)
+            if type(op) is not int or not 0 <= op < len(problem.ops)
+        )
         raise InvalidSchedule(
-            f"the schedule names op {bad}, and the problem has ops 0 to {len(problem.ops) - 1}"
+            f"step {step} names op {str(bad)[:40]}, and the problem has ops 0 to "
+            f"{len(problem.ops) - 1}"
         ) from None
     if trace.fault != _native.Fault.none:
         raise InvalidSchedule(_sentence(problem, trace))

@@ -103,6 +103,16 @@ def find_chain(problem: Problem, max_blocks: int | None = None) -> Chain | str:
     return rows if isinstance(rows, str) else Measure(problem, rows).chain()
 
 
+def unmeasured_chain(problem: Problem, rows: Rows) -> Chain:
+    """The blocks as op ids alone, for methods that ask for no sizes."""
+    loss = () if problem.loss_op is None else (problem.loss_op,)
+    blocks = []
+    for k, (forward, backward) in enumerate(zip(rows.forward, rows.backward, strict=True)):
+        behind = (*loss, *backward) if k == len(rows) - 1 else backward
+        blocks.append(Block(0, 0, 0, 0, 0, (Option(0, 0, 0, 0, forward, behind),), forward))
+    return Chain(tuple(blocks), 0, rows.prelude)
+
+
 class Measure:
     """Sizes and costs of each block, by simulating it alone."""
 
@@ -151,8 +161,11 @@ class Measure:
                 if until < made:
                     change[made - 1] += self.sizes[v]
                     change[until - 1] -= self.sizes[v] if until else 0
+        # Of these the base has one copy already, and no run makes a second.
+        single = {v for i in self.rows.prelude for v in self.problem.ops[i].outputs}
+        single |= {v for op in self.problem.ops if op.once for v in op.outputs}
         held = set(self.problem.held) - set(self.problem.resident)
-        change[self.last - 1] += self.total(held - self.rows.pinned - self.rows.aside)
+        change[self.last - 1] += self.total(held - single - self.rows.aside)
         standing = [0] * len(self.rows)
         total = 0
         for k in range(self.last - 1, -1, -1):

@@ -170,18 +170,24 @@ class _Rows:
             last.append(far)
         ending = [0] * len(order)
         num_open = block = 0
+        made = 0  # bytes in the current block: one that makes none is not worth a cut
         for k, i in enumerate(order):
             self.block_of[i] = block
             num_open -= ending[k]
             if last[k] > k:
                 num_open += 1
                 ending[last[k]] += 1
-            if num_open == 0 or (num_open == 1 and last[k] > k):
+            made += sum(values[v].size for v in self.makes(i))
+            if (num_open == 0 and made) or (num_open == 1 and last[k] > k):
+                made = 0
                 for v in self.makes(i):
                     if any(place.get(r, k) > k for r in readers[v]):
                         self.separator[v] = block
                 block += 1
-        return max(block, 1)
+        num_blocks = max(block, 1)
+        for i in order:
+            self.block_of[i] = min(self.block_of[i], num_blocks - 1)
+        return num_blocks
 
     def _place_leaves(self, order: Sequence[int], side: set[int]) -> None:
         """Forward ops that do not lead to the loss stand with the last op they read from."""

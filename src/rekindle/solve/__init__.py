@@ -2,6 +2,6 @@
 
 from rekindle.solve.base import Solver, run_solver
 from rekindle.solve.progress import Progress, listen
-from rekindle.solve.registry import SOLVERS, find_solver
+from rekindle.solve.registry import SOLVERS, default_solver, find_solver
 
-__all__ = ["SOLVERS", "Progress", "Solver", "find_solver", "listen", "run_solver"]
+__all__ = ["SOLVERS", "Progress", "Solver", "default_solver", "find_solver", "listen", "run_solver"]

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
-from rekindle.core import Op, Problem, Schedule, Solution, Status, simulate
-from rekindle.core.simulate import run_native
-from rekindle.errors import SolverRefused, SolverUnavailable
+from rekindle.core import Op, Problem, Schedule, Solution, Status, check_schedule, simulate
+from rekindle.errors import InvalidSchedule, SolverRefused, SolverUnavailable
 
 # How each library that a solver may need is installed.
 PIP_NAMES = {"highspy": "highspy", "ortools": '"rekindle[cp]"', "gurobipy": "gurobipy"}
@@ -88,12 +87,22 @@ def run_solver(
 
 
 def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
-    if solution.smallest is not None:
-        run_native(problem, solution.smallest)
-    if solution.schedule is None:
-        assert not solution.status.has_schedule, "a status with a schedule came without one"
-        return solution
-    trace = simulate(problem, solution.schedule)
+    assert solution.status.has_schedule == (solution.schedule is not None), solution.status
+    try:
+        if solution.smallest is not None:
+            check_schedule(problem, solution.smallest)
+        if solution.schedule is None:
+            return solution
+        trace = simulate(problem, solution.schedule)
+    except InvalidSchedule as error:
+        return replace(
+            solution,
+            status=Status.ERROR,
+            schedule=None,
+            smallest=None,
+            message=f"{solution.solver!r} made a schedule that cannot be executed ({error}); "
+            "please report this, and try another solver",
+        )
     if trace.peak > budget:
         return replace(
             solution,
@@ -144,7 +153,7 @@ def answer(
     if proven_infeasible or budget < floor:
         message = f"proven: no schedule of this space has a peak of {budget} or less"
         if budget < floor:
-            message = f"proven: one op alone needs {floor}, and the budget is {budget}"
+            message = f"proven: some op or all outputs alone need {floor}, the budget is {budget}"
     else:
         message = "no schedule within the budget was found; that is not a proof that there is none"
     return Solution(

@@ -5,10 +5,12 @@
   a segment only what later segments read is kept; the rest is brought back when the backward asks
   for it. Works on any graph, since it cuts the order and not the graph. Every number of segments
   (up to a few dozen, evenly spread beyond) is tried.
-- floor: the smallest peak that a greedy walk reaches, found by bisection over its memory limit, so
-  that a budget that cannot be met is answered with a number. Not a proof.
+- floor: the smallest peak that a greedy walk (`cpp/evict.h`) reaches as its memory limit goes down,
+  in the listed order and in one that is lean on memory, so that a budget that cannot be met is
+  answered with a number. Not a proof.
 """
 
+import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,9 +105,25 @@ class Floor:
     def _search(
         self, problem: Problem, budget: int, deadline: float
     ) -> tuple[list[Sequence[int]], str]:
-        """keep-all, the walk at the budget itself, and the smallest peak by bisection."""
-        order = list(range(len(problem.ops)))
-        found: list[Sequence[int]] = [order]
+        """For each order of the ops: the order itself, the walk at the budget and just below it,
+        then ever smaller limits."""
+        found: list[Sequence[int]] = []
+        try:
+            for order in _orders(problem, deadline):
+                found.append(order)
+                self._search_order(problem, order, budget, deadline, found)
+        except KeyboardInterrupt:
+            return found or [keep_all(problem).ops], "interrupt"
+        return found, "time limit" if time.monotonic() >= deadline else ""
+
+    def _search_order(
+        self,
+        problem: Problem,
+        order: list[int],
+        budget: int,
+        deadline: float,
+        found: list[Sequence[int]],
+    ) -> None:
         max_steps = self.max_length_factor * len(order) + 1000
 
         def walk(limit: int) -> int | None:
@@ -116,35 +134,76 @@ class Floor:
             found.append(ops)
             return simulate(problem, Schedule(tuple(ops))).peak
 
-        try:
-            walk(budget)
-            low = trivial_floor(problem)
-            high = simulate(problem, keep_all(problem)).peak
-            while low < high and time.monotonic() < deadline:
-                middle = (low + high) // 2
-                peak = walk(middle)
-                if peak is None:
-                    low = middle + 1
-                else:
-                    high = min(middle, peak)
-                if high - low <= high >> 10:
-                    break
-        except KeyboardInterrupt:
-            return found, "interrupt"
-        return found, "time limit" if time.monotonic() >= deadline else ""
+        low = trivial_floor(problem)
+        high = simulate(problem, Schedule(tuple(order))).peak
+        if high <= budget:
+            return
+        if low <= budget and walk(budget) is not None:
+            # The walk is not monotone: a little less room may come out cheaper.
+            for k in range(1, 5):
+                walk(budget - (budget - low) * k // 32)
+        # Downwards in steps, not by bisection: a limit that can be met is found fast, while one
+        # that cannot is given up only after many steps.
+        stride = (high - low) // 8 + 1
+        while low < high and time.monotonic() < deadline:
+            limit = max(low, high - stride)
+            peak = walk(limit)
+            if peak is not None:
+                high = min(limit, peak)
+            elif stride <= high >> 10:
+                return
+            else:
+                low = max(low, limit + 1)
+                stride = (stride + 1) // 2
 
 
-def smallest_peak(problem: Problem, time_limit_s: float = 5.0) -> Schedule:
-    """The schedule with the smallest peak that the greedy walk and the segments reach."""
-    ways = (Floor(), Sqrt())
-    best = keep_all(problem)
-    for way in ways:
-        solution = way.solve(problem, 0, time_limit_s=time_limit_s / len(ways), seed=0)
-        if solution.smallest is not None and (
-            simulate(problem, solution.smallest).peak < simulate(problem, best).peak
-        ):
-            best = solution.smallest
-    return best
+def _orders(problem: Problem, deadline: float) -> Iterator[list[int]]:
+    """The listed order, and the one that greedily makes the least and frees the most."""
+    listed = list(range(len(problem.ops)))
+    yield listed
+    if time.monotonic() < deadline and (lean := _lean_order(problem)) != listed:
+        yield lean
+
+
+def _lean_order(problem: Problem) -> list[int]:
+    """Each time the ready op after which the least memory is in use; ties in listed order."""
+    sizes = [value.size for value in problem.values]
+    producer, readers = problem.producer, problem.readers
+    stays = set(problem.outputs) | set(problem.held) | set(problem.resident)
+    unread = [len(ids) for ids in readers]
+    missing = [sum(producer[v] >= 0 for v in op.inputs) for op in problem.ops]
+
+    def growth(i: int) -> tuple[int, int]:
+        op = problem.ops[i]
+        made = sum(sizes[v] for v in op.outputs if v in stays or unread[v])
+        freed = sum(sizes[v] for v in op.inputs if unread[v] == 1 and v not in stays)
+        return made - freed, i
+
+    # What an op frees changes as others read its inputs: then it is entered anew, and entries that
+    # are no longer true are passed over.
+    ready = [growth(i) for i, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    done = [False] * len(missing)
+    order: list[int] = []
+    while ready:
+        entry = heapq.heappop(ready)
+        i = entry[1]
+        if done[i] or entry != growth(i):
+            continue
+        done[i] = True
+        order.append(i)
+        for v in problem.ops[i].outputs:
+            for reader in readers[v]:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    heapq.heappush(ready, growth(reader))
+        for v in problem.ops[i].inputs:
+            unread[v] -= 1
+            if unread[v] == 1 and v not in stays:
+                last = next(reader for reader in readers[v] if not done[reader])
+                if missing[last] == 0:
+                    heapq.heappush(ready, growth(last))
+    return order
 
 
 def _forward_ops(problem: Problem) -> list[int]:
@@ -178,6 +237,8 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     segment_of = _cut(problem, forward, num_segments)
     producer = problem.producer
     keep = set(problem.outputs) | set(problem.held)
+    # Values without size stand for order: they cost nothing to keep, and much to make again.
+    keep.update(v for v, value in enumerate(problem.values) if not value.size)
     for i in forward:
         for v in problem.ops[i].inputs:
             if producer[v] >= 0 and segment_of[producer[v]] != segment_of[i]:

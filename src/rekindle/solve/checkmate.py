@@ -22,7 +22,7 @@ of an op.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.solve.base import answer, trivial_floor
-from rekindle.solve.clock import TimeLeft
+from rekindle.solve.clock import OutOfTime, TimeLeft
 from rekindle.solve.highs import Backend, MIPAnswer, Outcome, solve_mip
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged_model import StagedModel
@@ -112,20 +112,23 @@ def staged_solution(
         proven_infeasible=result.infeasible,
     )
     if solution.schedule is None:
-        if result.stopped_by == "time limit" and budget >= trivial_floor(problem):
-            return _replaced(solution, Status.TIME_LIMIT, None, "")
-        return solution
+        return without_schedule(problem, budget, solution)
     cost = simulate(problem, solution.schedule).cost
     if cost < result.bound:
         return solution
     if result.optimal:
         message = f"proven optimal over {space}"
-        return _replaced(solution, Status.OPTIMAL, cost, message)
-    return _replaced(solution, Status.FEASIBLE, result.bound, "")
+        return replace(solution, status=Status.OPTIMAL, bound=cost, message=message)
+    return replace(solution, status=Status.FEASIBLE, bound=result.bound)
 
 
-def _replaced(solution: Solution, status: Status, bound: int | None, message: str) -> Solution:
-    return replace(solution, status=status, bound=bound, message=message)
+def without_schedule(problem: Problem, budget: int, solution: Solution) -> Solution:
+    """A search that ended at its time limit with nothing says so, unless the budget is
+    infeasible by inspection."""
+    ended = solution.schedule is None and solution.stopped_by == "time limit"
+    if ended and budget >= trivial_floor(problem):
+        return replace(solution, status=Status.TIME_LIMIT, message="")
+    return solution
 
 
 def cheapest_staged(
@@ -179,6 +182,8 @@ class _Search:
             infeasible = self._deepen()
         except KeyboardInterrupt:
             self.stopped_by = "interrupt"
+        except OutOfTime:
+            self.stopped_by = "time limit"
         optimal = self.best is not None and self.least_extra >= self.best_extra
         if not optimal and not infeasible and not self.stopped_by:
             self.stopped_by = "time limit"
@@ -210,23 +215,26 @@ class _Search:
 
     def level(self, stages: Stages) -> bool:
         """Searches all staged schedules with an extra cost within the cap; True if it could."""
-        staged = StagedModel(stages)
-        relaxed = staged.relax(self.time_left)
+        staged = StagedModel(stages, self.time_left)
+        relaxed = staged.relax()
         if relaxed.interrupted:
             self.stopped_by = "interrupt"
             return False
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True
         if relaxed.outcome is not Outcome.OPTIMAL:
+            if relaxed.outcome is Outcome.ERROR:
+                self.stopped_by = "failure of the LP solver"
             return False
         assert relaxed.x is not None
         assert relaxed.reduced_costs is not None
         for schedule in round_kept(staged, relaxed.x):
             self.offer(schedule)
+            self.time_left.check()
         if relaxed.objective > self._limit(stages, staged.scale):
             return True
         worthwhile = self._worthwhile(staged, relaxed.objective, relaxed.reduced_costs)
-        return self._mip(StagedModel(stages.only(worthwhile)))
+        return self._mip(StagedModel(stages.only(worthwhile), self.time_left))
 
     def _limit(self, stages: Stages, scale: float) -> float:
         """What a schedule worth finding costs at most, in the objective's unit."""
@@ -267,7 +275,7 @@ class _Search:
             return False
         if result.x is not None:
             schedule = staged.schedule(result.x)
-            if simulate(self.problem, schedule).peak > self.budget:
+            if not self._fits(schedule):
                 return self._with_margin(staged, result, margin)
             self.offer(schedule)
         return result.outcome is not Outcome.STOPPED or result.bound > limit
@@ -275,26 +283,24 @@ class _Search:
     def _with_margin(self, staged: StagedModel, result: MIPAnswer, margin: float) -> bool:
         """The MIP's tolerance let a schedule slightly above the budget through: solve again with
         a little less. What the first solve proved still holds, if that is enough."""
-        if margin > 0:
-            self.stopped_by = "numerical tolerance"
-            return False
-        ended = self._mip(StagedModel(staged.stages), _MARGIN)
-        proven = result.bound >= self.best_extra / staged.scale - 2 * _TOLERANCE
-        return ended and proven
+        ended = not margin and self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)
+        if ended and result.bound >= self.best_extra / staged.scale - 2 * _TOLERANCE:
+            return True
+        self.stopped_by = self.stopped_by or "numerical tolerance"
+        return False
 
     def offer(self, schedule: Schedule) -> None:
         """Keeps the schedule if it is within the budgets and the cheapest so far."""
-        trace = simulate(self.problem, schedule)
-        extra = trace.cost - self.total
-        if trace.peak > self.budget or extra >= self.best_extra:
-            return
-        if (
-            self.save_budget is not None
-            and saved_at_loss(self.problem, schedule) > self.save_budget
-        ):
-            return
-        self.best, self.best_extra = schedule, extra
-        self.tell()
+        extra = simulate(self.problem, schedule).cost - self.total
+        if extra < self.best_extra and self._fits(schedule):
+            self.best, self.best_extra = schedule, extra
+            self.tell()
+
+    def _fits(self, schedule: Schedule) -> bool:
+        if simulate(self.problem, schedule).peak > self.budget:
+            return False
+        limit = self.save_budget
+        return limit is None or saved_at_loss(self.problem, schedule) <= limit
 
     def tell(self, bound: float = 0.0) -> None:
         """Reports the best cost and the bound; that of a level holds up to its cap."""
@@ -311,16 +317,19 @@ class _Search:
 
 def round_kept(
     staged: StagedModel, x: Floats, thresholds: Sequence[float] = _THRESHOLDS
-) -> list[Schedule]:
+) -> Iterator[Schedule]:
     """Two-phase rounding: what the relaxation keeps by more than a threshold is kept at the begin
     of a stage; the runs follow from that. The results may be above the budget."""
     kept = staged.kept_at_stages(x)
-    found = {}
+    counts = set()
     for threshold in thresholds:
-        sets = [set(np.flatnonzero(row > threshold).tolist()) for row in kept]
-        schedule = runs_for_kept(staged.stages.problem, sets)
-        found[schedule.ops] = schedule
-    return list(found.values())
+        above = kept > threshold
+        count = int(above.sum())
+        if count in counts:  # then it is the same set: sets shrink as the threshold rises
+            continue
+        counts.add(count)
+        sets = [set(np.flatnonzero(row).tolist()) for row in above]
+        yield runs_for_kept(staged.stages.problem, sets)
 
 
 def saved_at_loss(problem: Problem, schedule: Schedule) -> int:

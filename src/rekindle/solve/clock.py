@@ -3,6 +3,10 @@
 import time
 
 
+class OutOfTime(Exception):
+    """The time limit was reached inside a step that has nothing to show yet."""
+
+
 class TimeLeft:
     """Starts when it is made; calling it gives the seconds left, never below 0."""
 
@@ -14,6 +18,10 @@ class TimeLeft:
 
     def __call__(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+    def check(self) -> None:
+        if self() <= 0:
+            raise OutOfTime
 
     @property
     def elapsed_s(self) -> float:

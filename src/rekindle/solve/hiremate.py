@@ -39,12 +39,13 @@ from rekindle.partition.hierarchy import HPartition
 from rekindle.partition.repeated import Form, Part, cut_part
 from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
+from rekindle.solve.chain_program import Rule
 from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
 from rekindle.solve.makers import ByTWRemat, keep_everything, kept_by_all, with_loss_workspace
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.rockmate import Blocks
-from rekindle.solve.rotor import Rule, solve_on_chain
+from rekindle.solve.rotor import solve_on_chain
 from rekindle.solve.twremat import recomputing_sequences
 
 # A method for the whole graph: problem, budget, seconds, option makers -> schedules.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.partition.repeated import Part
-from rekindle.solve.baselines import smallest_peak
+from rekindle.solve.base import trivial_floor
 from rekindle.solve.options import Option, measure, split
 from rekindle.solve.twremat import recomputing_sequences
 
@@ -84,7 +84,7 @@ def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, i
     saves evenly from the part's outputs to the peak (Rockmate 3.3)."""
     problem = part.problem
     highest = simulate(problem, keep_all(problem)).peak
-    lowest = simulate(problem, smallest_peak(problem)).peak
+    lowest = _walk_floor(problem, highest)
     least = sum(problem.values[v].size for v in part.forward_out)
     kept = kept_by_all(part)
     grid: dict[tuple[int, int], None] = {}
@@ -95,6 +95,17 @@ def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, i
             save = most - (most - min(least, most)) * b // max(1, num_saves - 1)
             grid[peak, save] = None
     return list(grid)
+
+
+def _walk_floor(problem: Problem, high: int) -> int:
+    """About the smallest peak that the greedy walk reaches."""
+    order = list(range(len(problem.ops)))
+    low = min(trivial_floor(problem), high)
+    while high - low > max(1, high >> 7):
+        middle = (low + high) // 2
+        walk_fits, _ = _native.evict(problem.native, order, middle, 40 * len(order), 1.0)
+        low, high = (low, middle) if walk_fits else (middle + 1, high)
+    return high
 
 
 def kept_by_all(part: Part) -> int:

@@ -17,29 +17,33 @@ Each op may run up to C times (2 by default); each run gives each of its outputs
 - Objective (1): the cost of the runs.
 
 Phase 1 (Sec. 2.4) minimizes max(peak, budget) from keep-all; phase 2 minimizes the cost from there.
+CP-SAT often finds a first schedule sooner by itself, so phase 1 gets a part of the time only.
 With the order kept, a schedule that is known bounds the extra cost, and that bounds which runs can
-be part of a cheaper one: phase 2 starts again with fewer steps when that halves the model
+be part of a cheaper one: phase 2 starts again with fewer runs when that halves the model
 (`stages`).
+
+One worker is repeatable and the fastest up to about a hundred ops; beyond, the portfolio finds
+schedules where one worker finds none. CP-SAT runs in a process of its own (`cpsat`).
 
 The space: at most C runs per op; with the order kept, in stages. "Optimal" and the bound hold for
 that space. Sizes and costs beyond 2^40 units are rounded to the safe side, and nothing is proven
 where that loses anything.
 """
 
-import math
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
-from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.solve.base import trivial_floor
 from rekindle.solve.checkmate import StagedResult, staged_solution
 from rekindle.solve.clock import TimeLeft
+from rekindle.solve.cpsat import Job, Outcome, WorkerFailed, solve_retention
 from rekindle.solve.progress import Progress, report
-from rekindle.solve.retention_model import Precedence, RetentionModel
+from rekindle.solve.retention_model import Precedence
 from rekindle.solve.stages import UNCAPPED, Stages, staged_like
+
+_SMALL = 128  # ops: one worker is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ class Moccasin:
     max_runs: int = 2  # C: how often an op may run
     keep_order: bool = True
     precedence: Precedence = "copies"
-    workers: int = 8  # of CP-SAT's portfolio; they take turns where there are fewer cores
+    workers: int = 0  # of CP-SAT; 0: one for a small problem, else its portfolio of eight
+    repeatable: bool = False  # the portfolio takes turns: the same seed, the same search, slower
+    phase_1_share: float = 0.1  # of the time limit
 
     name: ClassVar[str] = "moccasin"
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
@@ -66,7 +72,10 @@ class Moccasin:
         warm_start: Schedule | None = None,
     ) -> Solution:
         search = _Search(self, problem, budget, seed, TimeLeft(time_limit_s))
-        result = search.run(warm_start)
+        try:
+            result = search.run(warm_start)
+        except WorkerFailed as error:
+            return Solution(Status.ERROR, None, self.name, message=str(error))
         order = "that keep the listed order, in stages" if self.keep_order else "in any order"
         space = f"schedules {order}, with at most {self.max_runs} runs of an op"
         return staged_solution(problem, budget, result, self.name, warm_start, space)
@@ -99,10 +108,13 @@ class _Search:
             if max(simulate(self.problem, inside).runs) <= self.options.max_runs:
                 self.offer(inside)
         infeasible = False
-        if self.best is None:
-            infeasible = self._phase_1()
-        while self.best is not None and self.least_extra < self.best_extra and not self.stopped_by:
-            self._phase_2()
+        try:
+            if self.best is None:
+                infeasible = self._phase_1()
+            while not infeasible and self.least_extra < self.best_extra and not self.stopped_by:
+                infeasible = self._phase_2()
+        except KeyboardInterrupt:
+            self.stopped_by = "interrupt"
         optimal = self.best is not None and self.least_extra >= self.best_extra
         if not optimal and not infeasible and not self.stopped_by:
             self.stopped_by = "time limit"
@@ -116,49 +128,64 @@ class _Search:
 
     def _phase_1(self) -> bool:
         """Finds a schedule within the budget; True if it is proven that there is none."""
-        model = self._model(UNCAPPED)
-        model.minimize_peak(simulate(self.problem, keep_all(self.problem)).peak)
-        model.hint(keep_all(self.problem))
-        outcome = self._solve(model, lambda: self.best is not None)
-        return self.best is None and outcome.proven and model.exact
+        job = self._job(1, UNCAPPED, keep_all(self.problem))
+        time_limit_s = self.options.phase_1_share * self.time_left()
+        outcome = self._solve(job, time_limit_s, lambda: self.best is not None)
+        return self.best is None and outcome.proven
 
-    def _phase_2(self) -> None:
-        """Improves the best schedule until it is proven, the time is up, or the model that is
-        enough for what is cheaper has become much smaller."""
-        assert self.best is not None
-        model = self._model(self.best_extra)
-        model.minimize_cost()
-        model.hint(self.best)
-        size = _size(model.stages)
-        outcome = self._solve(model, lambda: 2 * _size(self._stages(self.best_extra)) < size)
-        self.least_extra = max(
-            self.least_extra, min(outcome.bound * model.cost_unit, self.best_extra)
+    def _phase_2(self) -> bool:
+        """Improves the best schedule, or finds one, until it is proven, the time is up, or the
+        model that is enough for what is cheaper has become much smaller; True if it is proven
+        that there is none."""
+        start = self.best
+        if self._workers() > 1 and 20 * self.best_extra > self.total:
+            start = None  # from a dear one the portfolio's neighbourhoods take long to come down
+        size = self._size(self.best_extra)
+        outcome = self._solve(
+            self._job(2, self.best_extra, start),
+            self.time_left(),
+            lambda: 2 * self._size(self.best_extra) < size,
         )
-        if outcome.proven and model.exact:
+        self.least_extra = max(self.least_extra, min(outcome.bound, self.best_extra))
+        if outcome.proven:
             self.least_extra = self.best_extra
-        elif outcome.interrupted:
-            self.stopped_by = "interrupt"
-        elif not outcome.ended:
+            return self.best is None
+        if not outcome.ended and not self.stopped_by:
             self.stopped_by = "time limit"
+        return False
 
-    def _stages(self, cap: int) -> Stages:
-        return Stages.of(
-            self.problem, self.budget, cap=cap if self.options.keep_order else UNCAPPED
-        )
+    def _workers(self) -> int:
+        return self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
 
-    def _model(self, cap: int) -> RetentionModel:
+    def _size(self, cap: int) -> int:
+        """The number of runs that the model has to consider."""
+        if not self.options.keep_order:
+            return 1
+        return int(Stages.of(self.problem, self.budget, cap=cap).runs.sum())
+
+    def _job(self, phase: Literal[1, 2], cap: int, start: Schedule | None) -> Job:
         options = self.options
-        return RetentionModel(
-            self._stages(cap), options.max_runs, options.keep_order, options.precedence
+        return Job(
+            problem=self.problem,
+            budget=self.budget,
+            cap=cap if options.keep_order else UNCAPPED,
+            phase=phase,
+            hint=start.ops if start is not None else None,
+            max_runs=options.max_runs,
+            keep_order=options.keep_order,
+            precedence=options.precedence,
+            workers=self._workers(),
+            repeatable=options.repeatable,
+            seed=self.seed,
         )
 
-    def _solve(self, model: RetentionModel, enough: Callable[[], bool]) -> "_Outcome":
+    def _solve(self, job: Job, time_limit_s: float, enough: Callable[[], bool]) -> Outcome:
         def hear(schedule: Schedule) -> bool:
             before = self.best_extra
             self.offer(schedule)
             return self.best_extra < before and enough()
 
-        outcome = _drive(model, self.options.workers, self.seed, self.time_left, hear)
+        outcome = solve_retention(job, time_limit_s, hear)
         if outcome.interrupted:
             self.stopped_by = "interrupt"
         return outcome
@@ -180,62 +207,3 @@ class _Search:
                 bound=float(self.total + min(self.least_extra, self.best_extra)),
             )
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    proven: bool  # the objective is optimal, or there is no solution
-    ended: bool  # by `hear`
-    interrupted: bool
-    bound: int  # on the objective; 0 where none is known
-
-
-def _size(stages: Stages) -> int:
-    return int(stages.runs.sum())
-
-
-def _drive(
-    model: RetentionModel,
-    workers: int,
-    seed: int,
-    time_left: TimeLeft,
-    hear: Callable[[Schedule], bool],
-) -> _Outcome:
-    """Runs CP-SAT in a second thread, so that Ctrl-C reaches Python at once. `hear` gets each
-    schedule, in the caller's thread, and may end the search by answering True."""
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.max_time_in_seconds = max(0.01, time_left())
-    parameters.num_workers = workers
-    parameters.interleave_search = True  # the same seed gives the same search
-    parameters.random_seed = seed % 2**31
-    parameters.catch_sigint_signal = False
-    found: queue.SimpleQueue[Schedule] = queue.SimpleQueue()
-
-    class Tell(cp_model.CpSolverSolutionCallback):
-        def on_solution_callback(self) -> None:
-            found.put(model.schedule(self.value))
-
-    status: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: status.append(solver.solve(model.cp, Tell())), daemon=True
-    )
-    ended = interrupted = False
-    thread.start()
-    while thread.is_alive() or not found.empty():
-        try:
-            thread.join(0.05)
-            while not found.empty():
-                if hear(found.get()) and not ended:
-                    ended = True
-                    solver.stop_search()
-        except KeyboardInterrupt:
-            interrupted = True
-            solver.stop_search()
-    proven = bool(status) and status[0] in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-    bound = 0
-    if status and status[0] in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
-        bound = max(0, math.ceil(solver.best_objective_bound - 1e-6))
-    return _Outcome(proven, ended, interrupted, bound)

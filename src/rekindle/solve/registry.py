@@ -2,10 +2,14 @@
 
 from difflib import get_close_matches
 
+from rekindle.core import Problem
 from rekindle.errors import SolverUnavailable
-from rekindle.solve.base import Solver
+from rekindle.solve.auto import Auto
+from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
+from rekindle.solve.checkmate_lp import CheckmateLP
+from rekindle.solve.fastsa import FastSA, Reorder
 from rekindle.solve.hiremate import HiRemate
 from rekindle.solve.moccasin import Moccasin
 from rekindle.solve.rockmate import Rockmate
@@ -13,17 +17,21 @@ from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
 from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
+    Auto(),
     HiRemate(),
     Rockmate(),
-    Checkmate(),
-    Moccasin(),
+    FastSA(),
     TWRemat(),
     Rotor(),
     RotorFloating(),
     Revolve(),
     Sequential(),
-    Sqrt(),
+    Reorder(),
+    Checkmate(),
+    Moccasin(),
+    CheckmateLP(),
     Floor(),
+    Sqrt(),
     KeepAll(),
 )
 
@@ -37,7 +45,16 @@ def find_solver(solver: str | Solver) -> Solver:
             return known
     names = [known.name for known in SOLVERS]
     close = get_close_matches(solver, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"did you mean {close[0]!r}? The" if close else "the"
     raise SolverUnavailable(
-        f"there is no solver {solver[:40]!r}{hint} The solvers are {', '.join(names)}"
+        f"there is no solver {solver[:40]!r}; {hint} solvers are {', '.join(names)}"
     )
+
+
+def default_solver(problem: Problem) -> Solver:
+    """The first in order of preference that is installed and handles the problem."""
+    small, _ = without_dead_ops(problem)
+    for solver in SOLVERS:
+        if unavailable(solver) is None and solver.accepts(small) is None:
+            return solver
+    raise SolverUnavailable("no installed solver handles this problem; see `rekindle solvers`")

@@ -56,6 +56,7 @@ class Covers:
 @dataclass(slots=True)
 class StagedModel:
     stages: Stages
+    time_left: TimeLeft = field(default_factory=lambda: TimeLeft(math.inf))  # else OutOfTime
     model: Model = field(default_factory=Model)
     steps: list[tuple[int, int]] = field(init=False)
     step_at: Ints = field(init=False)  # [t, i]: the step, or -1
@@ -82,6 +83,7 @@ class StagedModel:
         self._add_runs()
         for v, by in enumerate(problem.producer):
             if by >= 0 and self.stages.sizes[v] > 0:
+                self.time_left.check()
                 self._add_value(v, by)
         columns = list(zip(*self._parts, strict=True)) or [()] * 6
         self.covers = Covers(
@@ -206,7 +208,10 @@ class StagedModel:
 
     def with_all_rows(self, margin: float = 0.0) -> Model:
         """The model with every memory row that can bind, lowered by a part of the budget."""
-        rows = [self.memory_row(k) for k in self.memory_steps()]
+        rows = []
+        for k in self.memory_steps():
+            self.time_left.check()
+            rows.append(self.memory_row(k))
         if (save := self.save_row()) is not None:
             rows.append(save)
         for limit, columns, entries in rows:
@@ -215,7 +220,7 @@ class StagedModel:
 
     # --- the relaxation -------------------------------------------------------------------------
 
-    def relax(self, time_left_s: TimeLeft) -> LPAnswer:
+    def relax(self) -> LPAnswer:
         """The LP optimum, memory rows added as they are violated.
 
         Stopped early, it answers with `STOPPED` and no numbers."""
@@ -227,10 +232,11 @@ class StagedModel:
         new = [k for k in bindable if self.steps[k][0] == self.steps[k][1]]
         for _ in range(_MAX_ROUNDS):
             for k in new:
+                self.time_left.check()
                 limit, columns, entries = self.memory_row(k)
                 lp.add_row(-INF, limit, columns, entries)
             waiting.difference_update(new)
-            answer = lp.solve(time_left_s())
+            answer = lp.solve(self.time_left())
             if answer.outcome is not Outcome.OPTIMAL or answer.interrupted or not waiting:
                 return answer
             assert answer.x is not None

@@ -1,0 +1,306 @@
+"""Step time against activation memory, every method, on one machine in one run.
+
+    python benchmarks/gpu/compare.py                       # every missing or stale case
+    python benchmarks/gpu/compare.py --models unet,vit-large --methods eager,rekindle@0.5
+    python benchmarks/gpu/compare.py --table               # print what is stored
+    python benchmarks/gpu/compare.py --device cpu --small --results /tmp/try   # try the script
+
+One process per model (`--isolate`: per case). A case is stored as results/MODEL.METHOD.json and is
+stale when its inputs (script, models, torch, device) have changed. Activation peak is
+max_memory_allocated above what was allocated before the step, with gradients None. Time is the
+median of CUDA events over the repeats. Methods: eager; own (the model's own block switch); blocks
+(torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved); inductor@B
+(torch.compile at activation_memory_budget B); rekindle@B with B a fraction of the keep-all peak, or
+rekindle@own / rekindle@blocks for the activation peak of that method.
+"""
+
+import argparse
+import copy
+import functools
+import gc
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from models import MODELS, Workload  # noqa: E402
+
+METHODS = (
+    "eager", "own", "blocks", "sac", "inductor@1.0", "inductor@0.5", "inductor@0.25",
+    "rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.35", "rekindle@own",
+    "rekindle@blocks",
+)  # fmt: skip
+GIB = 2**30
+
+
+class NotApplicable(Exception):
+    """The method does not exist for this model."""
+
+
+def wrap_blocks(load: Workload, selective: bool) -> None:
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    if load.blocks is None:
+        raise NotApplicable("the model has no list of blocks")
+    aten = torch.ops.aten
+    heavy = {
+        aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    }  # fmt: skip
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in heavy else CheckpointPolicy.PREFER_RECOMPUTE
+
+    more = {}
+    if selective:
+        more["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+    for block in load.blocks(load.model):
+        inner = block.forward
+        block.forward = functools.partial(checkpoint, inner, use_reentrant=False, **more)
+
+
+def prepare(
+    load: Workload, method: str, known: dict[str, Any], limit_s: float
+) -> tuple[Any, dict[str, Any]]:
+    """The model as the method wants it, and what to note about it."""
+    name, _, setting = method.partition("@")
+    match name:
+        case "eager":
+            return load.model, {}
+        case "own":
+            if load.enable_own is None:
+                raise NotApplicable("the model has no switch of its own")
+            load.enable_own(load.model)
+            return load.model, {}
+        case "blocks" | "sac":
+            wrap_blocks(load, selective=name == "sac")
+            return load.model, {}
+        case "inductor":
+            torch._functorch.config.activation_memory_budget = float(setting)
+            return torch.compile(load.model), {}
+        case "rekindle":
+            return prepare_rekindle(load, setting, known, limit_s)
+    raise SystemExit(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
+
+
+def prepare_rekindle(
+    load: Workload, setting: str, known: dict[str, Any], limit_s: float
+) -> tuple[Any, dict[str, Any]]:
+    import rekindle
+
+    budget: float | int
+    if setting in ("own", "blocks"):
+        peer = known.get(setting)
+        if not peer or "peak_bytes" not in peer:
+            raise NotApplicable(f"there is no result of {setting!r} to match")
+        budget = int(peer["peak_bytes"])
+    else:
+        budget = float(setting)
+    start = time.perf_counter()
+    managed = rekindle.rematerialize(
+        load.model, args=load.args, kwargs=load.kwargs, budget=budget, profile="measure",
+        time_limit_s=limit_s,
+        hold_outputs=not load.loss_inside,
+    )  # fmt: skip
+    plan = managed.plan
+    return managed, {
+        "plan_s": time.perf_counter() - start,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.peak_bytes,
+        "predicted_overhead": plan.overhead,
+        "predicted_ms": plan.cost_ns / 1e6,
+    }
+
+
+def step(model: Any, load: Workload) -> torch.Tensor:
+    for parameter in load.model.parameters():
+        parameter.grad = None
+    loss = load.loss(model(*load.args, **load.kwargs))
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(load: Workload) -> list[torch.Tensor]:
+    return [p.grad.detach().clone() for p in load.model.parameters() if p.grad is not None]
+
+
+def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """Relative difference of two sets of gradients, over all of them together."""
+    top = sum(float((x - y).abs().double().square().sum()) for x, y in zip(a, b, strict=True))
+    bottom = sum(float(x.abs().double().square().sum()) for x in a)
+    return (top / bottom) ** 0.5 if bottom else 0.0
+
+
+def measure(run: Callable[[], Any], load: Workload, device: str, repeats: int) -> dict[str, Any]:
+    cuda = device.startswith("cuda")
+    for _ in range(3):
+        run()
+    for parameter in load.model.parameters():
+        parameter.grad = None
+    gc.collect()
+    result: dict[str, Any] = {}
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        result["peak_bytes"] = torch.cuda.max_memory_allocated() - base
+        result["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    times = []
+    for _ in range(repeats):
+        if cuda:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            run()
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last))
+        else:
+            start = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - start) * 1e3)
+    result["ms"] = statistics.median(times)
+    result["ms_all"] = [round(t, 3) for t in times]
+    return result
+
+
+def run_case(
+    name: str, method: str, args: argparse.Namespace, known: dict[str, Any]
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    load = MODELS[name](args.device, args.small)
+    state = copy.deepcopy(load.model.state_dict())
+
+    def seeded(model: Any) -> list[torch.Tensor]:
+        load.model.load_state_dict(state)
+        torch.manual_seed(1)
+        step(model, load)
+        return gradients(load)
+
+    result: dict[str, Any] = {}
+    if method.startswith("rekindle") or method == "eager":
+        plain = seeded(load.model)
+        result["eager_to_itself"] = distance(plain, seeded(load.model))
+    start = time.perf_counter()
+    model, notes = prepare(load, method, known, args.plan_limit)
+    result |= notes
+    if method.startswith("rekindle"):
+        result["gradient_error"] = distance(plain, seeded(model))
+        del plain
+    else:
+        step(model, load)
+    result["first_step_s"] = time.perf_counter() - start
+    result |= measure(lambda: step(model, load), load, args.device, args.repeats)
+    return result
+
+
+def fingerprint(args: argparse.Namespace) -> str:
+    parts = [torch.__version__, args.device, str(args.small)]
+    if args.device.startswith("cuda"):
+        parts.append(torch.cuda.get_device_name())
+    parts += [(HERE / f).read_text() for f in ("models.py", "compare.py")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
+    stamp = fingerprint(args)
+    for method in methods:
+        path = args.results / f"{name}.{method}.json"
+        known = {
+            p: json.loads(f.read_text())
+            for p in ("own", "blocks")
+            if (f := args.results / f"{name}.{p}.json").exists()
+        }
+        record: dict[str, Any] = {"model": name, "method": method, "stamp": stamp}
+        try:
+            record |= run_case(name, method, args, known)
+        except NotApplicable as reason:
+            record["not_applicable"] = str(reason)
+        except Exception as error:
+            record["error"] = f"{type(error).__name__}: {error}"[:500]
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(line(record), flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        if args.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+
+def line(record: dict[str, Any]) -> str:
+    head = f"{record['model']:24} {record['method']:16}"
+    if "ms" not in record:
+        return f"{head} {record.get('not_applicable') or record.get('error')}"
+    text = f"{head} {record['ms']:9.1f} ms {record.get('peak_bytes', 0) / GIB:7.2f} GiB"
+    if "plan_s" in record:
+        text += (
+            f"  predicted {record['predicted_ms']:8.1f} ms "
+            f"{record['predicted_peak_bytes'] / GIB:6.2f} GiB  plan {record['plan_s']:5.1f} s"
+            f"  grad {record['gradient_error']:.1e} (eager {record['eager_to_itself']:.1e})"
+        )
+    return text
+
+
+def stale(path: Path, stamp: str, redo_errors: bool) -> bool:
+    if not path.exists():
+        return True
+    record = json.loads(path.read_text())
+    return record.get("stamp") != stamp or (redo_errors and "error" in record)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--plan-limit", type=float, default=20.0, help="seconds for the solver")
+    parser.add_argument("--isolate", action="store_true", help="one process per case")
+    parser.add_argument("--here", action="store_true", help="run in this process")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    models, methods = args.models.split(","), args.methods.split(",")
+    if args.table:
+        for path in sorted(args.results.glob("*.json")):
+            print(line(json.loads(path.read_text())))
+        return
+    if args.here:
+        for name in models:
+            run_model(name, methods, args)
+        return
+    stamp = fingerprint(args)
+    for name in models:
+        todo = [m for m in methods if stale(args.results / f"{name}.{m}.json", stamp, True)]
+        for group in [[m] for m in todo] if args.isolate else [todo] if todo else []:
+            command = [
+                sys.executable, __file__, "--here", "--models", name,
+                "--methods", ",".join(group), "--device", args.device,
+                "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit),
+                "--results", str(args.results),
+            ]  # fmt: skip
+            subprocess.run([*command, *(["--small"] if args.small else [])], check=False)
+
+
+if __name__ == "__main__":
+    main()

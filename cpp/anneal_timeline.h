@@ -1,0 +1,276 @@
+// A schedule under local change: which op stands in which slot of a line with gaps, where each
+// value is made and read, and the memory of every step, kept up to date move by move.
+//
+// A move is a transaction of `take` (remove a step) and `put` (add a step). `evaluate` says what it
+// would do without touching anything; `commit` does it. The meaning of memory is simulate.cpp's,
+// bit for bit:
+// - per value there is one sorted list of events (made at slot t / read at slot t);
+// - a copy counts from where it is made to its last read before it is made again; to the end, where
+//   it is the last copy of a target or was read by the loss op and is held; and not at its last
+//   read, where the reader may write its output over it (`inplace`);
+// - an empty slot is pushed far below zero, so that it neither peaks nor counts as excess.
+//
+// Memory is an array over slots in blocks, each with a pending addition and its maximum. A range
+// touches its two border blocks slot by slot and the blocks between once each; what lies below
+// the budget before and after is settled by the block's maximum alone. For the few thousand slots
+// of a real schedule this beats a binary segment tree, whose nodes depend on one another.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "problem.h"
+
+namespace rekindle {
+
+using Slot = std::int32_t;
+
+class Timeline {
+   public:
+    static constexpr std::int64_t empty_offset = std::int64_t{1} << 61;
+    static constexpr Slot none = -1;
+    static constexpr std::size_t max_changes = 96;
+
+    Timeline(const Problem& problem, std::int64_t budget);
+
+    // Starts from a valid schedule, spread over a line with room between the steps.
+    void load(std::span<const Id> schedule);
+    void respace();
+    void set_budget(std::int64_t budget);
+    // Excess above a second, lower line is summed too: it says which way is down within the budget.
+    void set_soft(std::int64_t line);
+
+    // --- the current schedule -------------------------------------------------------------------
+    std::int64_t cost() const { return cost_; }
+    std::int64_t excess() const { return excess_; }  // sum over steps of what exceeds the budget
+    std::int64_t soft() const { return soft_; }      // the same above the soft line
+    std::int64_t peak() const;
+    std::int64_t budget() const { return budget_; }
+    std::int64_t soft_line() const { return soft_line_; }
+    Slot num_slots() const { return num_slots_; }
+    std::size_t num_steps() const { return num_steps_; }
+    Id op_at(Slot t) const { return slots_[static_cast<std::size_t>(t)]; }
+    std::int32_t runs(Id op) const { return runs_[static_cast<std::size_t>(op)]; }
+    std::span<const Id> repeated() const { return repeated_; }  // ops that stand more than once
+    void write(std::vector<Id>& schedule) const;
+    std::vector<std::int64_t> memory() const;  // per step, in order
+    std::int64_t memory_at(Slot t) const;
+    Slot peak_slot() const;  // a slot at the peak
+
+    // --- where a value is made and read ---------------------------------------------------------
+    Slot made_before(Id v, Slot t) const;       // the copy that a step at t would read
+    Slot made_after(Id v, Slot t) const;        // the next copy, or `none`
+    Slot read_after(Id v, Slot t) const;        // the first read after t of the copy current at t
+    Slot last_read_before(Id v, Slot t) const;  // of the copy current at t; else where it is made
+    Slot run_of(Id op, std::int32_t k) const;   // the slot of the k-th run
+    bool lives_at(Id v, Slot t) const;          // current at t and still to be read after it
+    int num_reads(Id v, Slot made) const;       // reads of the copy made there
+
+    // --- a move ---------------------------------------------------------------------------------
+    void begin();
+    bool full(std::size_t more) const { return changes_.size() + more > max_changes; }
+    bool planned(Slot t) const;  // already part of the move
+    void take(Slot t);
+    void put(Id op, Slot t);
+    Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
+    Slot free_after(Slot t, Slot high) const;  // the nearest empty slot in (t, high), or `none`
+    std::int64_t cost_change() const { return cost_change_; }
+
+    // False: some step would read what nothing has made. Runs that the move leaves without a reader
+    // are removed with it, so the cost is known only now.
+    bool settle();
+    // After settle: what the move does to memory.
+    void measure();
+    bool evaluate() {
+        if (!settle()) return false;
+        measure();
+        return true;
+    }
+    std::int64_t excess_change() const { return excess_change_; }
+    std::int64_t soft_change() const { return soft_change_; }
+    void commit();
+    void abandon();
+
+    // The memory part of an evaluated move, done and undone: for objectives that need the peak.
+    void apply_memory(int sign);
+
+    // Smooth peak: log2 of the sum over steps of 2^(memory / unit), in size units (C.2 of FastSA).
+    void smooth(double unit);
+    double smooth_peak() const;
+
+    bool consistent() const;  // everything above equals a full simulation
+
+   private:
+    enum Kind : std::int32_t { made = 0, read = 1, read_inplace = 2, read_held = 3 };
+    struct List {
+        std::uint32_t at = 0, length = 0, room = 0;
+    };
+    struct Change {
+        Id op;
+        Slot slot;
+        bool add;
+    };
+    struct Touched {
+        Id value;
+        std::int32_t first;  // its first modification, in event order
+    };
+    struct Modification {
+        std::int32_t event;
+        std::int32_t next;
+        bool add;
+    };
+    struct Interval {
+        Slot first, last;
+    };
+    struct Intervals {
+        std::vector<Interval> room;
+        std::size_t count = 0;
+    };
+    struct Break {
+        Slot at;
+        std::int64_t change;
+    };
+    struct Segment {
+        Slot first, last;
+        std::int64_t change;
+    };
+
+    static std::int32_t event_of(Slot t, std::int32_t kind) { return (t << 2) | kind; }
+    static Slot slot_of(std::int32_t event) { return event >> 2; }
+    static bool is_made(std::int32_t event) { return (event & 3) == made; }
+
+    std::span<const std::int32_t> events(Id v) const;
+    std::size_t position(std::span<const std::int32_t> list, std::int32_t event) const;
+    void insert_event(Id v, std::int32_t event);
+    void erase_event(Id v, std::int32_t event);
+    void append_event(Id v, std::int32_t event);
+
+    void modify(Id v, std::int32_t event, bool add);
+    void record(const Change& change);
+    bool collect();
+    bool collect_value(const Touched& touched);
+    bool collect_reads(const Touched& touched, std::span<const std::int32_t> old, bool& valid);
+    bool removed(const Touched& touched, std::int32_t event) const;
+    void merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
+               std::size_t& to);
+    void intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,
+                   bool find_dead);
+    void compare(std::int64_t size);
+    bool drop_dead();
+    bool dead_after(Id op, Slot t);
+    void build_segments();
+    void measure_range(Slot first, Slot last, std::int64_t change);
+    std::int64_t over(std::int64_t memory, std::int64_t line) const {
+        return memory > line ? (memory - line + round_) >> shift_ : 0;
+    }
+    void add_range(Slot first, Slot last, std::int64_t change);
+    void refresh_block(std::size_t block);
+    void count_excess();
+    void rebuild_memory();
+    void rebuild_smooth();
+    void set_runs(Id op, std::int32_t change);
+
+    const Problem& p_;
+    std::int64_t budget_;
+    std::int64_t soft_line_;
+    std::int64_t round_ = 0;
+    int shift_ = 0;  // excess is counted in units of 2^shift, so that its sum fits 64 bits
+    std::vector<std::uint8_t> target_, held_;  // per value
+    std::vector<std::uint8_t> read_kind_;  // parallel to inputs.ids
+
+    std::vector<Id> slots_;
+    Slot num_slots_ = 0;
+    std::size_t num_steps_ = 0;
+    std::int64_t cost_ = 0, excess_ = 0, soft_ = 0;
+    std::vector<std::int32_t> runs_;
+    std::vector<Id> repeated_;
+    std::vector<std::int32_t> repeated_place_;
+    std::vector<List> lists_;
+    std::vector<std::int32_t> pool_;
+
+    int block_bits_ = 5;
+    std::vector<std::int64_t> memory_;   // per slot, without the block's pending addition
+    std::vector<std::int64_t> pending_;  // per block
+    std::vector<std::int64_t> maximum_;  // per block, pending addition included
+    double unit_ = 0;                    // of the smooth peak; 0: not kept
+    double smooth_base_ = 0;
+    std::vector<double> weight_;         // per block: sum of 2^((memory - base) / unit)
+
+    std::vector<Change> changes_;
+    std::vector<Touched> touched_;
+    std::vector<Modification> modifications_;
+    std::vector<std::int32_t> touched_at_;  // per value
+    std::vector<std::uint32_t> stamp_of_;
+    std::uint32_t stamp_ = 0;
+    std::vector<std::int32_t> scratch_;
+    std::span<const std::int32_t> merged_;
+    Intervals old_intervals_, new_intervals_;
+    std::vector<Break> breaks_;
+    std::vector<Segment> segments_;
+    std::vector<Change> dead_;  // runs that lost their last reader
+    std::int64_t cost_change_ = 0, excess_change_ = 0, soft_change_ = 0;
+};
+
+// --- small and hot -------------------------------------------------------------------------------
+
+inline std::span<const std::int32_t> Timeline::events(Id v) const {
+    const List& list = lists_[static_cast<std::size_t>(v)];
+    return {pool_.data() + list.at, list.length};
+}
+
+// The number of events before `event`.
+inline std::size_t Timeline::position(std::span<const std::int32_t> list,
+                                      std::int32_t event) const {
+    if (list.size() > 24)
+        return static_cast<std::size_t>(std::lower_bound(list.begin(), list.end(), event) -
+                                        list.begin());
+    std::size_t k = 0;
+    for (std::int32_t e : list) k += e < event;
+    return k;
+}
+
+inline std::int64_t Timeline::memory_at(Slot t) const {
+    return memory_[static_cast<std::size_t>(t)] +
+           pending_[static_cast<std::size_t>(t >> block_bits_)];
+}
+
+inline Slot Timeline::made_before(Id v, Slot t) const {
+    const auto list = events(v);
+    for (std::size_t k = position(list, event_of(t, 0)); k-- > 0;)
+        if (is_made(list[k])) return slot_of(list[k]);
+    return none;
+}
+
+inline Slot Timeline::read_after(Id v, Slot t) const {
+    const auto list = events(v);
+    const std::size_t k = position(list, event_of(t + 1, 0));
+    return k < list.size() && !is_made(list[k]) ? slot_of(list[k]) : none;
+}
+
+inline Slot Timeline::last_read_before(Id v, Slot t) const {
+    const auto list = events(v);
+    const std::size_t k = position(list, event_of(t, 0));
+    return k > 0 ? slot_of(list[k - 1]) : none;
+}
+
+inline bool Timeline::planned(Slot t) const {
+    for (const Change& c : changes_)
+        if (c.slot == t) return true;
+    return false;
+}
+
+inline Slot Timeline::free_before(Slot t, Slot low) const {
+    for (--t; t > low; --t)
+        if (slots_[static_cast<std::size_t>(t)] == none) return t;
+    return none;
+}
+
+inline Slot Timeline::free_after(Slot t, Slot high) const {
+    for (++t; t < high; ++t)
+        if (slots_[static_cast<std::size_t>(t)] == none) return t;
+    return none;
+}
+
+}  // namespace rekindle

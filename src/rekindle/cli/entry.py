@@ -1,0 +1,76 @@
+"""The entry point: the parser of all groups, and what becomes of errors."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from rekindle.cli import demo, models, problems, profiles
+from rekindle.cli.exits import ExitCode
+from rekindle.errors import BudgetInfeasible, RekindleError
+
+GROUPS = (models, problems, profiles, demo)
+
+
+class Parser(argparse.ArgumentParser):
+    """Like argparse, but an error is one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class Version(argparse.Action):
+    """Looked up when asked for: reading the package's metadata takes time."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        try:
+            text = version("rekindle")
+        except PackageNotFoundError:
+            text = "(not installed)"
+        print(f"rekindle {text}")
+        parser.exit()
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="rekindle",
+        description="Train any PyTorch model inside the memory you have.",
+        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad usage or input, 3 infeasible.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for group in GROUPS:
+        group.add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A name in a problem may hold what the terminal cannot show.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        arguments = build_parser().parse_args(argv)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+    except BudgetInfeasible as error:
+        return _fail(error, ExitCode.INFEASIBLE)
+    except RekindleError as error:
+        return _fail(error, ExitCode.USAGE)
+    except KeyboardInterrupt:
+        return _fail("interrupted before anything was found", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has left (`| head`); nothing is to be said to nobody, and the
+        # interpreter must not try to flush what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PIPE
+    return int(code)
+
+
+def _fail(error: object, code: ExitCode) -> int:
+    sentence = " ".join(str(error).split())
+    print(f"rekindle: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,174 @@
+"""`cache`, and what commands that profile share: their options and the progress of profiling."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rekindle.cli import show
+from rekindle.cli.exits import ExitCode
+
+if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
+    from rekindle.profile import ProfileListener, ProfileProgress
+
+
+def add_commands(commands: Any) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="the measurements of ops kept on disk",
+        description="Measured ops are kept on disk ($REKINDLE_CACHE_DIR, else the user's cache "
+        "folder), so that a model is profiled once.",
+        allow_abbrev=False,
+    )
+    actions = cache.add_subparsers(metavar="info|clear", required=True)
+    info = actions.add_parser("info", help="where it is and what it holds", allow_abbrev=False)
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run=run_info)
+    clear = actions.add_parser("clear", help="forget all measurements", allow_abbrev=False)
+    clear.add_argument("--json", action="store_true", help="print one JSON object")
+    clear.set_defaults(run=run_clear)
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """For commands that plan or capture a model."""
+    group = parser.add_argument_group("costs of ops")
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--profile",
+        choices=("measure", "estimate"),
+        help="run each distinct op on this machine's device (default), or estimate its cost",
+    )
+    choice.add_argument(
+        "--device-profile",
+        metavar="NAME",
+        help="estimate for another device: a100, h100, h200, rtx4090, cpu, or an own FILE.toml",
+    )
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """A budget for the whole device, beside `--budget` for the step."""
+    group = parser.add_argument_group("budget of the whole device")
+    group.add_argument(
+        "--device-budget", metavar="B", help='a size, a fraction of the device, or "auto"'
+    )
+    group.add_argument(
+        "--headroom", metavar="H", default="0.05", help="kept free: a fraction or a size (0.05)"
+    )
+    group.add_argument(
+        "--optimizer", metavar="NAME", help="whose state is to fit too, such as adamw"
+    )
+
+
+def profile_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options above as `rekindle.plan` takes them."""
+    options: dict[str, Any] = {}
+    if arguments.device_profile:
+        options["device_profile"] = arguments.device_profile
+    else:
+        options["profile"] = arguments.profile or "measure"
+    return options
+
+
+def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.device_budget is None:
+        return {}
+    headroom = arguments.headroom
+    if headroom.replace(".", "", 1).isdigit() and "." in headroom:
+        headroom = float(headroom)
+    return {
+        "device_budget": arguments.device_budget,
+        "headroom": headroom,
+        "optimizer": arguments.optimizer,
+    }
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    from rekindle.profile.cache import cache_dir, cache_info
+
+    files = cache_info()
+    if arguments.json:
+        show.print_json(
+            {
+                "path": str(cache_dir()),
+                "num_ops": sum(f.num_ops for f in files),
+                "num_bytes": sum(f.num_bytes for f in files),
+                "environments": [
+                    {
+                        "device": f.device,
+                        "torch": f.torch_version,
+                        "num_ops": f.num_ops,
+                        "num_bytes": f.num_bytes,
+                    }
+                    for f in files
+                ],
+            }
+        )
+        return ExitCode.DONE
+    print(cache_dir())
+    if not files:
+        print("no measurements")
+        return ExitCode.DONE
+    rows = [(f.device, f.torch_version, f"{f.num_ops:,}", f"{f.num_bytes:,}") for f in files]
+    print(show.table(("device", "torch", "ops", "bytes"), rows, left=2))
+    return ExitCode.DONE
+
+
+def run_clear(arguments: argparse.Namespace) -> int:
+    from rekindle.profile.cache import cache_clear, cache_info
+
+    num_ops = sum(f.num_ops for f in cache_info())
+    num_files = cache_clear()
+    if arguments.json:
+        show.print_json({"num_ops": num_ops, "num_files": num_files})
+    else:
+        print(f"{num_ops:,} measurements of {num_files} environments removed")
+    return ExitCode.DONE
+
+
+@contextmanager
+def profiling_shown(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
+    """A listener for `on_progress`: a bar on a terminal, plain lines elsewhere, all on stderr."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar() as listener:
+            yield listener
+    else:
+        yield _plain
+
+
+@contextmanager
+def _bar() -> "Iterator[ProfileListener]":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("measuring ops"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[clock]}  {task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, clock="")
+
+        def listener(seen: "ProfileProgress") -> None:
+            progress.update(
+                task,
+                total=seen.num_total,
+                completed=seen.num_done,
+                description=seen.op,
+                clock=f"{seen.elapsed_s:.0f} s of about {max(seen.expected_s, seen.elapsed_s):.0f}",
+            )
+
+        yield listener
+
+
+def _plain(seen: "ProfileProgress") -> None:
+    if seen.num_done == 0:
+        text = f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s"
+    elif seen.num_done == seen.num_total:
+        text = f"measured {seen.num_total} distinct ops in {seen.elapsed_s:.1f} s"
+    else:
+        return
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,397 @@
+"""The stages of an `nn.Sequential`, measured one after the other: no graph is captured.
+
+Neighbouring stages become one unit where the second writes into its input, or hands it on: such an
+input cannot be kept or made again on its own (`_units`). So do those whose backward does not need
+what lies between them (`_without_idle_outputs`): as units of their own they would keep it. Each
+unit runs bare, with autograd, and backward on the sample; a meter counts the bytes of every storage
+that appears (on CUDA the allocator counts), the clock is read `TRIALS` times. Buffers and the
+random number generators are left as they were.
+"""
+
+import contextlib
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.errors import CaptureError
+from rekindle.partition.chain import Block, Chain, Option
+from rekindle.torch_compat import TorchDispatchMode
+
+TRIALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Stages that run as one, and what running them again must take care of."""
+
+    stages: tuple[nn.Module, ...]
+    parameters: tuple[nn.Parameter, ...]  # those that need a gradient
+    draws: bool  # random numbers: a second run must see the same
+    changes_buffers: bool  # a second run must not change them again
+
+    def __call__(self, x: Any) -> Any:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    @property
+    def buffers(self) -> list[tuple[nn.Module, str, torch.Tensor]]:
+        return [
+            (module, name, buffer)
+            for stage in self.stages
+            for module in stage.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value that flows between stages: one, or tuples and lists of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in tensors_of(part)]
+    return []
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        parts = [map_tensors(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def detached(value: Any, like: Any = None) -> Any:
+    """Leaves that share the storage and need gradients where the tensors of `like` do."""
+    wanted = iter(tensors_of(value if like is None else like))
+    return map_tensors(lambda t: t.detach().requires_grad_(next(wanted).requires_grad), value)
+
+
+@contextlib.contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield
+
+
+def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return tuple(states)
+
+
+def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+class _StorageMeter(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of the storages that appear while it is on and are still referred to."""
+
+    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        # Finalizers refer to the storage by its address, which stays its own while it lives.
+        self._sizes: dict[int, int] = dict.fromkeys(
+            (t.untyped_storage().data_ptr() for t in known), 0
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_of(result):
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+            if key and key not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._gone, key).atexit = False
+        return result
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+    def restart(self) -> None:
+        self.peak = self.live
+
+
+class _AllocatorMeter:
+    """The same by CUDA's caching allocator, which also sees what kernels allocate inside."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._base = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def __enter__(self) -> "_AllocatorMeter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.synchronize(self.device)
+
+    @property
+    def live(self) -> int:
+        return int(torch.cuda.memory_allocated(self.device) - self._base)
+
+    @property
+    def peak(self) -> int:
+        return int(torch.cuda.max_memory_allocated(self.device) - self._base)
+
+    def restart(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    output: int
+    input_gradient: int
+    parameter_gradient: int
+    bare_peak: int
+    bare_ns: int
+    saved: int
+    forward_peak: int
+    backward_peak: int
+    step_ns: int  # forward with autograd, and backward
+
+
+def measure(model: nn.Sequential, sample: Any) -> tuple[tuple[Unit, ...], Chain]:
+    """The units of the model and the chain they make on that sample."""
+    device = next((t.device for t in tensors_of(sample)), torch.device("cpu"))
+    with _state_kept(model, device):
+        units = _without_idle_outputs(_units(model, sample, device), sample)
+        seen: set[int] = set()
+        results = []
+        x = sample
+        for unit in units:
+            new = sum(p.nbytes for p in unit.parameters if id(p) not in seen)
+            seen.update(map(id, unit.parameters))
+            result, x = _measure_unit(unit, x, new, device)
+            results.append(result)
+    return units, _chain(results)
+
+
+def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Unit, ...]:
+    """One bare pass: which stages write into or hand on their input, draw, or change buffers."""
+    groups: list[list[nn.Module]] = []
+    draws: list[bool] = []
+    changes: list[bool] = []
+    input_handed_on = False  # the last stage's output is the model's own input
+    x = sample
+    with torch.no_grad():
+        for k, stage in enumerate(model):
+            # An alias has a version of its own only as a new tensor: writes show on the original.
+            versions = [t._version for t in tensors_of(x)]
+            storages = {t.untyped_storage().data_ptr() for t in tensors_of(x)}
+            states = generator_states(device)
+            buffers = [b.clone() for b in stage.buffers()]
+            y = stage(x)
+            if not tensors_of(y):
+                raise CaptureError(
+                    f"stage {k} ({type(stage).__name__}) returns no tensor; every stage of a "
+                    "chain must return a tensor, or a tuple or list of them"
+                )
+            written = [t._version for t in tensors_of(x)] != versions
+            handed_on = any(t.untyped_storage().data_ptr() in storages for t in tensors_of(y))
+            drew = any(
+                not torch.equal(a, b) for a, b in zip(states, generator_states(device), strict=True)
+            )
+            changed = any(
+                not torch.equal(a, b) for a, b in zip(buffers, stage.buffers(), strict=True)
+            )
+            if written and k == 0:
+                raise CaptureError(
+                    f"stage 0 ({type(stage).__name__}) writes into the model's input, so it "
+                    "cannot run again; use its out-of-place form"
+                )
+            if groups and (written or handed_on or input_handed_on):
+                groups[-1].append(stage)
+                draws[-1] |= drew
+                changes[-1] |= changed
+            else:
+                groups.append([stage])
+                draws.append(drew)
+                changes.append(changed)
+            input_handed_on = handed_on and (k == 0 or input_handed_on)
+            x = y
+    return tuple(
+        Unit(tuple(group), _parameters(group), drew, changed)
+        for group, drew, changed in zip(groups, draws, changes, strict=True)
+    )
+
+
+def _without_idle_outputs(units: Sequence[Unit], sample: Any) -> tuple[Unit, ...]:
+    """Joins a unit with the next where autograd saves nothing of its output, in neither."""
+    joined = [units[0]]
+    saved, y = _saved_storages(units[0], sample)
+    for unit in units[1:]:
+        between = {t.untyped_storage().data_ptr() for t in tensors_of(y)}
+        before, x = saved, y
+        saved, y = _saved_storages(unit, x)
+        if between & (before | saved):
+            joined.append(unit)
+        else:
+            last = joined[-1]
+            stages = (*last.stages, *unit.stages)
+            joined[-1] = Unit(
+                stages,
+                _parameters(stages),
+                last.draws or unit.draws,
+                last.changes_buffers or unit.changes_buffers,
+            )
+    return tuple(joined)
+
+
+def _saved_storages(unit: Unit, x: Any) -> tuple[set[int], Any]:
+    """The addresses of what autograd saves, while the graph is alive, and the output."""
+    found: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        y = unit(detached(x))
+    return found, detached(y)
+
+
+def _parameters(stages: Sequence[nn.Module]) -> tuple[nn.Parameter, ...]:
+    found = {id(p): p for stage in stages for p in stage.parameters() if p.requires_grad}
+    return tuple(found.values())
+
+
+def _measure_unit(
+    unit: Unit, x: Any, parameter_gradient: int, device: torch.device
+) -> tuple[_Measured, Any]:
+    known = [
+        *tensors_of(x),
+        *(t for stage in unit.stages for t in (*stage.parameters(), *stage.buffers())),
+    ]
+
+    def meter() -> Any:
+        return _AllocatorMeter(device) if device.type == "cuda" else _StorageMeter(known)
+
+    bare = meter()
+    with torch.no_grad(), bare:
+        output = unit(x)
+    del output
+    bare_ns = _median_ns(lambda: _bare(unit, x), device)
+
+    leaf = detached(x)
+    step = meter()
+    with torch.enable_grad(), step:
+        y = unit(leaf)
+    saved, forward_peak = step.live, step.peak
+    following = detached(y)
+    outputs = [t for t in tensors_of(y) if t.requires_grad]
+    inputs = [t for t in tensors_of(leaf) if t.requires_grad]
+    gradients = [torch.ones_like(t) for t in outputs]
+    backward_peak = saved
+    if outputs:
+        step = meter() if device.type == "cuda" else step
+        base = 0 if device.type == "cpu" else saved
+        step.restart()
+        with step:
+            made = torch.autograd.grad(
+                outputs, [*inputs, *unit.parameters], gradients, allow_unused=True
+            )
+        backward_peak = base + step.peak
+        del made
+    del y, outputs
+    step_ns = _median_ns(lambda: _step(unit, x), device)
+    return _Measured(
+        output=_bytes(following),
+        input_gradient=_bytes(inputs),
+        parameter_gradient=parameter_gradient,
+        bare_peak=bare.peak,
+        bare_ns=bare_ns,
+        saved=saved,
+        forward_peak=forward_peak,
+        backward_peak=backward_peak,
+        step_ns=step_ns,
+    ), following
+
+
+def _bytes(value: Any) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_of(value)}
+    return sum(s.nbytes() for s in storages.values())
+
+
+def _bare(unit: Unit, x: Any) -> None:
+    with torch.no_grad():
+        unit(x)
+
+
+def _step(unit: Unit, x: Any) -> None:
+    leaf = detached(x)
+    with torch.enable_grad():
+        outputs = [t for t in tensors_of(unit(leaf)) if t.requires_grad]
+    inputs = [t for t in tensors_of(leaf) if t.requires_grad]
+    if outputs and (inputs or unit.parameters):
+        gradients = [torch.ones_like(t) for t in outputs]
+        torch.autograd.grad(outputs, [*inputs, *unit.parameters], gradients, allow_unused=True)
+
+
+def _median_ns(run: Callable[[], None], device: torch.device) -> int:
+    times = []
+    for _ in range(TRIALS):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter_ns()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter_ns() - start)
+    return int(statistics.median(times))
+
+
+@contextlib.contextmanager
+def _state_kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Buffers and generators afterwards are as before."""
+    before = [(b, b.clone()) for b in model.buffers()]
+    with generators_kept(device):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+
+
+def _chain(units: Sequence[_Measured]) -> Chain:
+    """The model's input is the caller's and not counted. Its output is held by the caller, and the
+    gradient of that by the autograd engine until the whole backward is done."""
+    blocks = []
+    kept = sum(u.parameter_gradient for u in units)
+    held = 2 * units[-1].output
+    for k, unit in enumerate(units):
+        kept -= unit.parameter_gradient
+        last = k == len(units) - 1
+        before = units[k - 1].output if k else 0
+        gradient = units[k + 1].input_gradient if not last else unit.output
+        # Measured with the gradients of parameters as new tensors: they stay from there on.
+        option = Option(
+            saved=max(unit.saved, unit.output),
+            forward_peak=max(unit.forward_peak, unit.output),
+            backward_peak=unit.backward_peak,
+            cost=unit.step_ns,
+        )
+        blocks.append(
+            Block(
+                input_size=before,
+                standing=gradient + kept + (0 if last else held),
+                bare_cost=unit.bare_ns,
+                bare_peak=max(unit.bare_peak, unit.output),
+                pass_peak=before + max(unit.bare_peak, unit.output),
+                options=(option,),
+            )
+        )
+    return Chain(tuple(blocks))

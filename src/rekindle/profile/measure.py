@@ -1,0 +1,414 @@
+"""Each distinct op run alone on its device: time, temporary memory, or why it could not be run.
+
+A bench knows one kind of device. `CpuBench` takes time from the monotonic clock and memory from the
+profiler's allocator events; `CudaBench` takes time from CUDA events and memory from the caching
+allocator's statistics. On a GPU the launches of one batch are queued behind a kernel that keeps the
+device busy, so two times come apart: what the host needs to issue an op and what the device needs
+to work it off. An op in a stream of others costs the larger one, never its isolated latency.
+
+Ops run one at a time: inputs are made, the op is measured, all is freed. Profiling needs no more
+memory than the largest op (and on a GPU about 150 MiB to keep it busy and its cache cold).
+"""
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import profiler
+
+from rekindle.profile.base import OpProfile, Source
+from rekindle.profile.blocks import Blocks, blocks_of
+from rekindle.profile.estimate import output_blocks
+from rekindle.profile.inputs import input_bytes, make_inputs
+from rekindle.profile.signature import OpCall
+
+Thunk = Callable[[], Any]
+
+
+class DoesNotFit(Exception):
+    """The op alone needs more memory than the device has free."""
+
+
+class DeviceLost(Exception):
+    """The device does not answer any more; nothing else can be measured on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    device_ns: int
+    host_ns: int
+
+
+class Bench(Protocol):
+    """How one kind of device is measured."""
+
+    device: torch.device
+    overhead_ns: int  # per op: what the host needs more in a stream of different ops
+
+    def workspace_bytes(self, run: Thunk) -> int: ...
+    def timing(self, run: Thunk, num_input_bytes: int) -> Timing: ...
+    def host_ns(self, run: Thunk) -> int: ...
+    def free_bytes(self) -> int: ...
+    def is_alive(self) -> bool: ...
+    def release(self) -> None: ...
+
+
+def bench_for(device: torch.device) -> Bench:
+    return CudaBench(device) if device.type == "cuda" else CpuBench()
+
+
+def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile:
+    """The numbers of one op. Raises DoesNotFit, DeviceLost, or the op's own error."""
+    blocks = blocks_of(bench.device.type)
+    _refuse_if_too_large(call, bench, blocks)
+    try:
+        args, kwargs = make_inputs(call, bench.device, generator)
+
+        def run() -> Any:
+            return call.target(*args, **kwargs)
+
+        # The first run loads kernels, picks algorithms and makes library handles.
+        outputs = _true_blocks(call, run(), blocks)
+        if call.is_view:
+            workspace, timing = 0, Timing(0, bench.host_ns(run))
+        else:
+            workspace = bench.workspace_bytes(run)
+            timing = bench.timing(run, input_bytes(call))
+    except Exception as error:
+        if _is_out_of_memory(error):
+            bench.release()
+            raise DoesNotFit(str(error).splitlines()[0]) from None
+        if not bench.is_alive():
+            raise DeviceLost(str(error).splitlines()[0]) from None
+        raise
+    host_ns = timing.host_ns + bench.overhead_ns
+    return OpProfile(
+        cost_ns=max(timing.device_ns, host_ns),
+        workspace_bytes=workspace,
+        output_bytes=outputs,
+        source=Source.MEASURED,
+        device_ns=timing.device_ns,
+        host_ns=host_ns,
+    )
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """No autocast, and the user's random streams as they were, whatever runs. The grad mode is on,
+    as when eager runs a forward: oneDNN's LSTM makes its backward's state only then."""
+    on_gpu = device.type == "cuda"
+    with (
+        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
+        torch.random.fork_rng(devices=[device] if on_gpu else []),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+class CpuBench:
+    """The monotonic clock and the profiler's allocator events."""
+
+    def __init__(self, batch_s: float = 2e-3, num_batches: int = 5, limit_s: float = 0.5) -> None:
+        self.device = torch.device("cpu")
+        self.overhead_ns = stream_overhead_ns(self.device)
+        self._batch_s, self._num_batches, self._limit_s = batch_s, num_batches, limit_s
+
+    def workspace_bytes(self, run: Thunk) -> int:
+        result: list[Any] = []
+        deltas = allocator_deltas(lambda: result.append(run()))
+        return max(0, peak_of(deltas) - sum(deltas))
+
+    def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
+        per_op = self.host_ns(run)
+        return Timing(device_ns=per_op, host_ns=per_op)
+
+    def host_ns(self, run: Thunk) -> int:
+        started = time.perf_counter_ns()
+        run()
+        once_ns = max(1, time.perf_counter_ns() - started)
+        repeats = max(1, min(200, int(self._batch_s * 1e9 / once_ns)))
+        samples: list[float] = []
+        deadline = started + int(self._limit_s * 1e9)
+        while len(samples) < self._num_batches:
+            begin = time.perf_counter_ns()
+            for _ in range(repeats):
+                run()
+            end = time.perf_counter_ns()
+            samples.append((end - begin) / repeats)
+            if end > deadline and len(samples) >= 2:
+                break
+        return max(1, round(statistics.median(samples)))
+
+    def free_bytes(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def is_alive(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class CudaBench:
+    """CUDA events and the caching allocator's statistics.
+
+    Where an op's inputs are small enough to stay in the L2 cache from one repeat to the next, it is
+    also timed with a cold cache (behind a kernel that overwrites it). In a step some inputs were
+    just made and some long ago: the op is taken to cost the mean of the two.
+    """
+
+    _BLOCKER = 2048  # a float32 product of this size keeps a GPU busy for about 0.3 ms
+    _MIN_COLD_BYTES = 2**16  # below this the cache hardly matters beside the launch
+
+    def __init__(self, device: torch.device, batch_s: float = 5e-3, num_batches: int = 3) -> None:
+        self.device = device
+        self._batch_s, self._num_batches = batch_s, num_batches
+        self._left = torch.ones(self._BLOCKER, self._BLOCKER, device=device)
+        self._out = torch.empty_like(self._left)
+        cache_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+        self._cache_bytes = int(cache_bytes) or 50 * 2**20
+        self._flood = torch.zeros(2 * self._cache_bytes, dtype=torch.uint8, device=device)
+        for _ in range(3):
+            self._block()
+        self._block_ns = max(1e4, self._time_on_device(self._block, 5))
+        self._flush_ns = statistics.median(self._batch(self._flush, 20)[0] for _ in range(5))
+        self.overhead_ns = stream_overhead_ns(device)
+
+    def workspace_bytes(self, run: Thunk) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # new segments: blocks then follow from the request alone
+        base = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        result = run()
+        peak = torch.cuda.max_memory_allocated(self.device)
+        after = torch.cuda.memory_allocated(self.device)
+        del result
+        return max(0, int(peak) - max(int(base), int(after)))
+
+    def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
+        run()  # fills the allocator's cache again
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter_ns()
+        run()
+        torch.cuda.synchronize(self.device)
+        once_ns = max(1, time.perf_counter_ns() - begin)
+        repeats = max(3, min(50, int(self._batch_s * 1e9 / once_ns)))
+        samples = [self._batch(run, repeats) for _ in range(self._num_batches)]
+        device_ns = statistics.median(d for d, _ in samples)
+        host_ns = statistics.median(h for _, h in samples)
+        if self._MIN_COLD_BYTES <= num_input_bytes <= self._cache_bytes:
+            device_ns = (device_ns + max(device_ns, self._cold_ns(run, min(20, repeats)))) / 2
+        return Timing(max(1, round(device_ns)), max(1, round(host_ns)))
+
+    def host_ns(self, run: Thunk) -> int:
+        samples = []
+        for _ in range(self._num_batches):
+            begin = time.perf_counter_ns()
+            for _ in range(50):
+                run()
+            samples.append((time.perf_counter_ns() - begin) / 50)
+        return max(1, round(statistics.median(samples)))
+
+    def _cold_ns(self, run: Thunk, repeats: int) -> float:
+        def flush_and_run() -> None:
+            self._flush()
+            run()
+
+        both = [self._batch(flush_and_run, repeats)[0] for _ in range(self._num_batches)]
+        return statistics.median(both) - self._flush_ns
+
+    def _batch(self, run: Thunk, repeats: int) -> tuple[float, float]:
+        """Per op: nanoseconds of the device, and of the host that issues it."""
+        # Long enough that all launches are queued before the first can start: 25 us for each.
+        for _ in range(2 + int(25_000 * repeats / self._block_ns)):
+            self._block()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        begin = time.perf_counter_ns()
+        for _ in range(repeats):
+            run()
+        issued = time.perf_counter_ns() - begin
+        stop.record()
+        torch.cuda.synchronize(self.device)
+        return 1e6 * float(start.elapsed_time(stop)) / repeats, issued / repeats
+
+    def _time_on_device(self, run: Thunk, repeats: int) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            run()
+        stop.record()
+        torch.cuda.synchronize(self.device)
+        return 1e6 * float(start.elapsed_time(stop)) / repeats
+
+    def _block(self) -> None:
+        torch.mm(self._left, self._left, out=self._out)
+
+    def _flush(self) -> None:
+        self._flood.fill_(0)
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        return int(free + reserved - torch.cuda.memory_allocated(self.device))
+
+    def is_alive(self) -> bool:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return False
+        return True
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+def stream_overhead_ns(device: torch.device, num_passes: int = 15) -> int:
+    """What the host needs for one op more in a stream of different ops than in a loop of the same
+    op, where caches and branch predictors know it by heart. By a short chain of small ops."""
+    x = torch.zeros(16, 16, device=device)
+    weight = torch.zeros(16, device=device)
+    aten = torch.ops.aten
+    chain: list[Thunk] = [
+        lambda: aten.mm.default(x, x),
+        lambda: aten.add.Tensor(x, x),
+        lambda: aten.view.default(x, [8, 32]),
+        lambda: aten.native_layer_norm.default(x, [16], weight, weight, 1e-5),
+        lambda: aten.t.default(x),
+        lambda: aten.addmm.default(weight, x, x),
+        lambda: aten.gelu.default(x),
+        lambda: aten.mul.Tensor(x, x),
+        lambda: aten._softmax.default(x, 1, False),
+        lambda: aten.sum.dim_IntList(x, [0], True),
+        lambda: aten.relu.default(x),
+        lambda: aten.clone.default(x),
+        lambda: aten.threshold_backward.default(x, x, 0),
+        lambda: aten.expand.default(weight, [16, 16]),
+        lambda: aten.cat.default([x, x], 1),
+        lambda: aten.sigmoid.default(x),
+    ]
+
+    def clock(ops: list[Thunk], repeats: int) -> float:
+        _settle(device)
+        begin = time.perf_counter_ns()
+        for _ in range(repeats):
+            for op in ops:
+                op()
+        return (time.perf_counter_ns() - begin) / (repeats * len(ops))
+
+    with torch.no_grad():
+        clock(chain, 3)
+        alone = [statistics.median(clock([op], 20) for _ in range(5)) for op in chain]
+        mixed = statistics.median(clock(chain, 1) for _ in range(num_passes))
+    return max(0, round(mixed - statistics.mean(alone)))
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def allocator_deltas(fn: Thunk) -> list[int]:
+    """The CPU allocator's events while `fn` runs, in order: bytes taken (+) and given back (-)."""
+    session = profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    )
+    with _without_profiler_log():
+        session.start()
+    try:
+        fn()
+    finally:
+        with _without_profiler_log():
+            session.stop()
+    results = session.profiler.kineto_results
+    events = [e for e in results.events() if e.name() == "[memory]"]
+    events = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU]
+    events.sort(key=lambda e: e.start_ns())
+    return [e.nbytes() for e in events]
+
+
+@contextmanager
+def _without_profiler_log() -> Iterator[None]:
+    """The profiler library writes its own state changes to stderr, past Python and past its log
+    level (lines "USDT:..." and "STAGE:..."); those are dropped, anything else passes on."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # no stderr at all
+        yield
+        return
+    try:
+        with tempfile.TemporaryFile() as caught:
+            os.dup2(caught.fileno(), 2)
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+            caught.seek(0)
+            rest = [line for line in caught if not line.startswith((b"USDT:", b"STAGE:"))]
+            if rest:
+                os.write(2, b"".join(rest))
+    finally:
+        os.close(kept)
+
+
+def peak_of(deltas: list[int]) -> int:
+    """The highest level above the start."""
+    level = peak = 0
+    for delta in deltas:
+        level += delta
+        peak = max(peak, level)
+    return peak
+
+
+def _true_blocks(call: OpCall, result: Any, blocks: Blocks) -> tuple[int, ...]:
+    """Blocks of the outputs by the storages that really came back: tensors without data do not
+    always know the size of a library's own records."""
+    expected = output_blocks(call, blocks)
+    found = _flat(result)
+    if len(found) != len(expected):
+        return expected
+    seen: set[int] = set()
+    sizes = []
+    for spec, out in zip(call.outputs, found, strict=True):
+        if spec is None or not isinstance(out, torch.Tensor) or not call.is_new(spec):
+            sizes.append(0)
+        else:
+            sizes.append(0 if spec.alias in seen else blocks.block_bytes(_storage_bytes(out)))
+            seen.add(spec.alias)
+    return tuple(sizes)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]
+
+
+def _refuse_if_too_large(call: OpCall, bench: Bench, blocks: Blocks) -> None:
+    need = input_bytes(call) + sum(output_blocks(call, blocks))
+    free = bench.free_bytes()
+    if need > free:
+        raise DoesNotFit(
+            f"its inputs and outputs take {need:,} bytes and the device has {free:,} free"
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,120 @@
+"""What a planned step will need: its peak by the device's allocator, its time by its stream."""
+
+import itertools
+from dataclasses import dataclass
+
+from torch import fx
+
+from rekindle.capture import Program, effects
+from rekindle.core import Problem, Schedule, simulate
+from rekindle.profile.base import Profile
+from rekindle.profile.blocks import blocks_of, expandable_segments
+from rekindle.profile.pool import pool_peak
+from rekindle.profile.stage import stream_ns
+from rekindle.profile.step import Prediction
+
+# A random op that runs again keeps the generator's state of its first run: on the CPU a tensor of
+# this size per op (on a GPU a few bytes, on the host). The problem has no value for it.
+_CPU_RANDOM_STATE_BYTES = 5056
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Foretells what `measure` will find, for any schedule of one problem."""
+
+    program: Program
+    profile: Profile
+    problem: Problem
+
+    def peak_bytes(self, schedule: Schedule) -> int:
+        """At least the simulated peak, and what the allocator will count: on a GPU its blocks may
+        be larger than the requests."""
+        trace = simulate(self.problem, schedule)
+        ones = self._root_gradients_bytes()
+        if self.profile.kind != "cuda":
+            states = self._num_states(schedule)
+            kept = (_CPU_RANDOM_STATE_BYTES * n for n in states)
+            return ones + max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
+        if expandable_segments():
+            return ones + trace.peak
+        # Played on an empty pool; in a real one other blocks may be lying about.
+        return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
+
+    def step_ns(self, schedule: Schedule) -> int:
+        if self.profile.kind != "cuda":
+            return simulate(self.problem, schedule).cost
+        nodes = charged_nodes(self.program)
+        return stream_ns(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
+
+    def _root_gradients_bytes(self) -> int:
+        """The gradient of one that `loss.backward()` makes for a scalar and holds to its end."""
+        blocks = blocks_of(self.profile.kind)
+        joint = self.program.joint
+        losses = [joint.outputs[t.output].meta["val"] for t in joint.tangents]
+        return sum(blocks.block_bytes(v.dtype.itemsize) for v in losses if v.dim() == 0)
+
+    def _num_states(self, schedule: Schedule) -> list[int]:
+        """Per step: how many random ops' states are kept, each from its first to its last run, and
+        the stream's own while an earlier state stands in for it."""
+        random = {
+            op_id
+            for op_id, op in enumerate(self.program.ops)
+            if any(effects.is_random(node.target) for node in op.nodes)
+        }
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for step, op_id in enumerate(schedule.ops):
+            if op_id in random:
+                first.setdefault(op_id, step)
+                last[op_id] = step
+        changes = [0] * (len(schedule.ops) + 1)
+        for op_id, step in first.items():
+            if last[op_id] > step:
+                changes[step] += 1
+                changes[last[op_id] + 1] -= 1
+        kept = itertools.accumulate(changes[:-1])
+        return [
+            count + (op_id in first and first[op_id] < step)
+            for step, (op_id, count) in enumerate(zip(schedule.ops, kept, strict=True))
+        ]
+
+
+def charged_nodes(program: Program) -> tuple[tuple[str, ...], ...]:
+    """Per op: the nodes whose cost it bears, by name. Its own, and the views first made for it."""
+    charged: set[fx.Node] = set()
+    found = []
+    for op in program.ops:
+        names = []
+        for node in op.nodes:
+            views = []
+            for view in node.all_input_nodes:
+                while view in program.base and view not in charged:
+                    charged.add(view)
+                    views.append(view.name)
+                    view = program.base[view]
+            names += [*reversed(views), node.name]
+        found.append(tuple(names))
+    return tuple(found)
+
+
+def value_bytes(program: Program, profile: Profile) -> dict[int, int]:
+    """By storage: the block that the op which makes it really gets, where the profile knows."""
+    found: dict[int, int] = {}
+    for op in program.ops:
+        for node in op.nodes:
+            sizes = profile[node.name].output_bytes
+            for storage, position in _made(node):
+                if position < len(sizes) and sizes[position]:
+                    found.setdefault(storage, sizes[position])
+    return found
+
+
+def _made(node: fx.Node) -> list[tuple[int, int]]:
+    """The storages that a call gives back, with their positions among its outputs."""
+    if "storage" in node.meta:
+        return [(node.meta["storage"], 0)]
+    parts = [user for user in node.users if "storage" in user.meta and len(user.args) == 2]
+    return [(u.meta["storage"], u.args[1]) for u in parts if isinstance(u.args[1], int)]

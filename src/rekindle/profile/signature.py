@@ -1,0 +1,274 @@
+"""What makes two ops cost the same: target, shapes, strides, dtypes, devices, storages, constants.
+
+`signature(node)` reads one fx node whose tensors carry `meta["val"]` and gives an `OpCall`: the
+call with every tensor replaced by a `TensorSpec`. Its `key` is canonical JSON, so it is the same in
+every process and can be a key on disk. Nothing else of the graph enters.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its data. `alias` numbers the storages of one call: equal number, same."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    alias: int
+    device: str
+    lazy: str = ""  # "conj", "neg": bits that an op resolves by a copy of its own
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.torch_dtype.itemsize)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Distinct bytes that reading the whole tensor touches: expanded dimensions count once."""
+        distinct = math.prod(n for n, s in zip(self.shape, self.stride, strict=True) if s or n == 0)
+        return distinct * self.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Some order of its dimensions lays it out without gaps."""
+        order = sorted((s, n) for n, s in zip(self.shape, self.stride, strict=True) if n != 1)
+        expected = 1
+        for stride, size in order:
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call: `args` and `kwargs` hold TensorSpec where the node has tensors."""
+
+    target: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[TensorSpec | None, ...]  # None: not a tensor
+    num_inputs: int  # distinct storages among the inputs; an output's alias below it is a view
+    key: str
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(tensor_specs((self.args, self.kwargs)))
+
+    def is_new(self, output: TensorSpec | None) -> bool:
+        """The output has a storage of its own, made by this op."""
+        return output is not None and output.alias >= self.num_inputs
+
+    @property
+    def is_view(self) -> bool:
+        """No output has a storage of its own, and nothing is written."""
+        if any(self.is_new(out) for out in self.outputs) or not self.outputs:
+            return False
+        return not writes_inputs(self.target)
+
+    @property
+    def device(self) -> str:
+        """The device that does the work: where the outputs are, else the inputs."""
+        for spec in (*self.outputs, *self.inputs):
+            if spec is not None and spec.device != "cpu":
+                return spec.device
+        return "cpu"
+
+
+def signature(node: fx.Node) -> OpCall:
+    """The call of a `call_function` node; raises ValueError for any other node."""
+    if node.op != "call_function" or not callable(node.target):
+        raise ValueError(f"node {node.name} is {node.op}, and only call_function nodes have a cost")
+    storages: dict[int, int] = {}
+    args = tuple(_describe(a, storages) for a in node.args)
+    kwargs = {k: _describe(v, storages) for k, v in sorted(node.kwargs.items())}
+    num_inputs = len(storages)
+    outputs = tuple(_outputs(node.meta.get("val"), storages))
+    name = target_name(node.target)
+    record = [name, [_record(a) for a in args], {k: _record(v) for k, v in kwargs.items()}]
+    key = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return OpCall(node.target, name, args, kwargs, outputs, num_inputs, key)
+
+
+class QuickKeys:
+    """Tells equal calls of one graph apart from different ones without writing them out: every
+    tensor is read once, and a call is a tuple of small numbers. Equal keys mean equal signatures;
+    the reverse need not hold."""
+
+    def __init__(self) -> None:
+        self._facts: dict[fx.Node, Any] = {}
+        self._numbers: dict[TensorSpec, int] = {}
+
+    def key(self, node: fx.Node) -> Hashable:
+        storages: dict[int, int] = {}
+        args = tuple([self._part(a, storages) for a in node.args])
+        if not node.kwargs:
+            return (node.target, args)
+        kwargs = tuple([(k, self._part(v, storages)) for k, v in sorted(node.kwargs.items())])
+        return (node.target, args, kwargs)
+
+    def _part(self, arg: Any, storages: dict[int, int]) -> Any:
+        if isinstance(arg, fx.Node):
+            facts = self._facts.get(arg)
+            if facts is None:
+                facts = self._facts[arg] = self._read(arg.meta["val"]) if "val" in arg.meta else arg
+            return self._numbered(facts, storages)
+        if isinstance(arg, (list, tuple)):
+            return tuple([self._part(a, storages) for a in arg])
+        return (type(arg), arg)  # 1, 1.0 and True are equal to Python and not to an op
+
+    def _read(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            spec = spec_of(value, {})
+            number = self._numbers.setdefault(spec, len(self._numbers))
+            return [StorageWeakRef(value.untyped_storage()).cdata, number]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._read(v) for v in value)
+        return (type(value), value)
+
+    def _numbered(self, facts: Any, storages: dict[int, int]) -> Any:
+        if isinstance(facts, list):
+            storage, number = facts
+            return (storages.setdefault(storage, len(storages)), number)
+        if isinstance(facts, tuple) and facts and isinstance(facts[0], (list, tuple)):
+            return tuple([self._numbered(f, storages) for f in facts])
+        return facts
+
+
+def target_name(target: Any) -> str:
+    if hasattr(target, "overloadpacket"):  # an ATen (or custom) op: "aten.mm.default"
+        return str(target)
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", str(target))
+    return f"{module}.{name}" if module else str(name)
+
+
+def packet_of(call: OpCall) -> str:
+    """ "aten.mm" of "aten.mm.default"; the whole name of anything else."""
+    return call.name.rpartition(".")[0] if hasattr(call.target, "overloadpacket") else call.name
+
+
+def writes_inputs(target: Any) -> bool:
+    """The op changes one of its arguments."""
+    schema = getattr(target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def tensor_specs(tree: Any) -> Iterator[TensorSpec]:
+    if isinstance(tree, TensorSpec):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensor_specs(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensor_specs(item)
+
+
+def map_specs(tree: Any, fn: Callable[[TensorSpec], Any]) -> Any:
+    """The tree with `fn` applied to each TensorSpec."""
+    if isinstance(tree, TensorSpec):
+        return fn(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_specs(item, fn) for item in tree)
+    if isinstance(tree, dict):
+        return {k: map_specs(v, fn) for k, v in tree.items()}
+    return tree
+
+
+def spec_of(tensor: torch.Tensor, storages: dict[int, int]) -> TensorSpec:
+    storage = tensor.untyped_storage()
+    alias = storages.setdefault(StorageWeakRef(storage).cdata, len(storages))
+    return TensorSpec(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(int(n) for n in tensor.shape),
+        stride=tuple(int(n) for n in tensor.stride()),
+        offset=int(tensor.storage_offset()),
+        storage_bytes=int(storage.nbytes()),
+        alias=alias,
+        device=tensor.device.type,
+        lazy=("conj" if tensor.is_conj() else "") + ("neg" if tensor.is_neg() else ""),
+    )
+
+
+def _describe(arg: Any, storages: dict[int, int]) -> Any:
+    if isinstance(arg, fx.Node):
+        if "val" not in arg.meta:  # a submodule or constant fetched by get_attr
+            owner = arg.graph.owning_module
+            if arg.op == "get_attr" and owner is not None:
+                return _describe(_fetch(owner, str(arg.target)), storages)
+            raise ValueError(f'node {arg.name} has no meta["val"]: capture it with fake tensors')
+        return _describe(arg.meta["val"], storages)
+    if isinstance(arg, torch.Tensor):
+        return spec_of(arg, storages)
+    if isinstance(arg, torch.SymInt | torch.SymFloat | torch.SymBool):
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(arg)]
+        return kind(arg)
+    if isinstance(arg, (tuple, list)):
+        return tuple(_describe(a, storages) for a in arg)
+    if isinstance(arg, dict):
+        return {k: _describe(v, storages) for k, v in sorted(arg.items())}
+    return arg
+
+
+def _fetch(owner: Any, path: str) -> Any:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _outputs(value: Any, storages: dict[int, int]) -> Iterator[TensorSpec | None]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _outputs(item, storages)
+    elif isinstance(value, torch.Tensor):
+        yield spec_of(value, storages)
+    else:
+        yield None
+
+
+def _record(value: Any) -> Any:
+    """A constant or a spec as JSON data in which different values are never equal."""
+    if isinstance(value, TensorSpec):
+        fields = (value.dtype, value.shape, value.stride, value.offset, value.storage_bytes)
+        return {"tensor": [*fields, value.alias, value.device, value.lazy]}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": repr(value)}
+    if isinstance(value, (tuple, list)):
+        return [_record(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _record(v) for k, v in sorted(value.items())}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value)}
+    if isinstance(value, fx.GraphModule):
+        return {"code": hashlib.sha256(value.code.encode()).hexdigest()}
+    return {"object": f"{type(value).__module__}.{type(value).__qualname__}"}

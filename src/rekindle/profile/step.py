@@ -1,0 +1,164 @@
+"""One training step as it really runs: its peak by the allocator's own account, and its time.
+
+The peak is what forward and backward add to what was resident before, on a GPU by
+`max_memory_allocated`, on the CPU by the profiler's allocator events. Parameters keep their
+gradients, buffers their contents and random streams their state: measuring leaves no trace.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.profile.measure import allocator_deltas, peak_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    peak_bytes: int  # above what was resident
+    step_ns: int  # median
+    resident_bytes: int  # allocated before the step; 0 where the device does not tell
+    reserved_bytes: int  # the allocator's hold at the peak, fragmentation included
+    num_steps: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan says that a step will need."""
+
+    peak_bytes: int
+    step_ns: int
+
+    def against(self, measured: StepMeasurement) -> str:
+        """Predicted and measured, side by side."""
+        peak, took = measured.peak_bytes, measured.step_ns
+        return (
+            f"peak predicted {self.peak_bytes:,} B, measured {peak:,} B "
+            f"(ratio {_ratio(self.peak_bytes, peak)}); step predicted {self.step_ns / 1e6:.2f} ms, "
+            f"measured {took / 1e6:.2f} ms (ratio {_ratio(self.step_ns, took)})"
+        )
+
+
+def measure_step(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    num_steps: int = 5,
+    num_warmup: int = 2,
+) -> StepMeasurement:
+    """Runs forward and backward and measures them. Without `loss` the output's own is taken (a
+    scalar, `.loss`, "loss"), else the backward starts from a gradient of ones per output."""
+    kwargs = kwargs or {}
+    device = _device_of(model, args, kwargs)
+
+    def step() -> None:
+        output = model(*args, **kwargs)
+        _backward(output, loss)
+
+    with _no_trace(model, args, kwargs, device) as clear:
+        for _ in range(max(1, num_warmup)):
+            step()
+            clear()
+        resident, peak, reserved = _peak(step, clear, device)
+        samples = []
+        for _ in range(max(1, num_steps)):
+            samples.append(_time(step, device))
+            clear()
+    median = round(statistics.median(samples))
+    return StepMeasurement(peak, median, resident, reserved, len(samples), str(device))
+
+
+def _peak(
+    step: Callable[[], None], clear: Callable[[], None], device: torch.device
+) -> tuple[int, int, int]:
+    if device.type != "cuda":
+        peak = peak_of(allocator_deltas(step))
+        clear()
+        return 0, peak, peak
+    torch.cuda.synchronize(device)
+    resident = int(torch.cuda.memory_allocated(device))
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    peak = int(torch.cuda.max_memory_allocated(device)) - resident
+    reserved = int(torch.cuda.max_memory_reserved(device))
+    clear()
+    return resident, peak, reserved
+
+
+def _time(step: Callable[[], None], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter_ns()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - begin
+
+
+def _backward(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+    if loss is not None:
+        loss(output).backward()
+        return
+    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        own.backward()
+        return
+    tensors = [t for t in _leaves(output) if t.requires_grad]
+    if len(tensors) == 1 and tensors[0].dim() == 0:
+        tensors[0].backward()
+    else:
+        torch.autograd.backward(tensors, [torch.ones_like(t) for t in tensors])
+
+
+@contextmanager
+def _no_trace(
+    model: nn.Module, args: Any, kwargs: Any, device: torch.device
+) -> Iterator[Callable[[], None]]:
+    """Sets gradients aside, yields what clears those of a step, puts everything back."""
+    leaves = [*model.parameters(), *(t for t in _leaves((args, kwargs)) if t.is_leaf)]
+    kept = [(t, t.grad) for t in leaves]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+
+    def clear() -> None:
+        for tensor in leaves:
+            tensor.grad = None
+
+    clear()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield clear
+    finally:
+        for tensor, grad in kept:
+            tensor.grad = grad
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [t for v in tree.values() for t in _leaves(v)]
+    if isinstance(tree, (tuple, list)):
+        return [t for v in tree for t in _leaves(v)]
+    return []
+
+
+def _device_of(model: nn.Module, args: Any, kwargs: Any) -> torch.device:
+    tensors = [*model.parameters(), *model.buffers(), *_leaves((args, kwargs))]
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
+
+
+def _ratio(predicted: int, measured: int) -> str:
+    return f"{predicted / measured:.3f}" if measured else "-"

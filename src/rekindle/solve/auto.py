@@ -1,0 +1,273 @@
+"""`auto`, the default: methods that work on one incumbent, with a proven lower bound beside it.
+
+In this order, each step only where the one before left something to gain:
+
+1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
+2. Tiny problems: the optimum over all schedules (`cpp/exact.cpp`).
+3. A lower bound (`cpp/bound.cpp`): at the moment an op first runs, what its descendants still need
+   is in memory or is made again; the cheapest choice under the budget is a minimum cut for each
+   price of memory. Valid for every order, milliseconds at any size. `best_bound` picks the moments.
+4. A climb over eviction policies (`cpp/policy.cpp`): a greedy walk decodes a handful of weights,
+   shared by alike values, into a schedule. Fast at any size; it gives the annealer its start.
+5. Annealing (`cpp/anneal.cpp`) over the whole sequence, order and recomputations together, in
+   rounds: from the plain order, from the walk, and from the incumbent at lower temperatures, on all
+   cores. Rounds get longer until the bound is met, two rounds bring nothing, or time is up.
+
+Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
+many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
+polishes.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rekindle import _native
+from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.bound import best_bound
+from rekindle.solve.progress import Progress, report
+from rekindle.solve.smallest import small_peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    max_rounds: int = 12
+    gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
+    threads: int = 0  # 0: all cores
+
+    name: ClassVar[str] = "auto"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        search = _Search(problem, budget, time.monotonic() + time_limit_s, seed, self)
+        try:
+            search.run(warm_start)
+        except KeyboardInterrupt:
+            search.stopped_by = "interrupt"
+        return search.solution()
+
+
+@dataclass
+class _Search:
+    """One run: the incumbent that all methods share, and what is known about the optimum."""
+
+    problem: Problem
+    budget: int
+    deadline: float
+    seed: int
+    options: Auto
+    stopped_by: str = ""
+    bound: int = 0
+    infeasible: bool = False
+    best: tuple[int, int, Schedule] | None = None  # cost, peak
+    smallest: tuple[int, int, Schedule] | None = None  # peak, cost
+    credits: dict[str, tuple[int, int]] = field(default_factory=dict)
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def threads(self) -> int:
+        return self.options.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def base_cost(self) -> int:
+        return sum(op.cost for op in self.problem.ops)
+
+    def offer(self, ops: Sequence[int], method: str) -> bool:
+        """Believes a schedule after simulating it; True if it is the new best."""
+        schedule = Schedule(tuple(ops))
+        trace = simulate(self.problem, schedule)
+        if self.smallest is None or (trace.peak, trace.cost) < self.smallest[:2]:
+            self.smallest = (trace.peak, trace.cost, schedule)
+        if trace.peak > self.budget:
+            return False
+        if self.best is not None and (trace.cost, trace.peak) >= self.best[:2]:
+            return False
+        better = self.best is None or trace.cost < self.best[0]
+        self.best = (trace.cost, trace.peak, schedule)
+        if better:
+            self.credits[method] = (trace.cost, trace.peak)
+            elapsed = time.monotonic() - self.start
+            report(Progress("auto", elapsed, cost=trace.cost, bound=self.bound, text=method))
+        return better
+
+    @property
+    def done(self) -> bool:
+        if self.infeasible:
+            return True
+        if self.best is None:
+            return False
+        return self.best[0] - self.bound <= self.options.gap * self.base_cost
+
+    def run(self, warm_start: Schedule | None) -> None:
+        problem = self.problem
+        self.bound = self.base_cost
+        self.offer(keep_all(problem).ops, "keep-all")
+        if warm_start is not None:
+            self.offer(warm_start.ops, "warm start")
+        if self.done:
+            self.stopped_by = "proof"
+            return
+        if self.budget < trivial_floor(problem):
+            self.infeasible = True
+            self.stopped_by = "proof"
+            self._shrink()
+            return
+        if self._tiny():
+            return
+        self._bound()
+        self._policies()
+        self._anneal()
+        if self.best is None:
+            self._shrink()
+        if self.done:
+            self.stopped_by = "proof"
+        elif not self.stopped_by:
+            self.stopped_by = "time limit" if self.left_s <= 0 else "no improvement"
+
+    def _tiny(self) -> bool:
+        if _native.exact_bits(self.problem.native) > 20:
+            return False
+        finished, feasible, ops = _native.solve_exact(
+            self.problem.native, self.budget, self.left_s / 2
+        )
+        if not finished:
+            return False
+        if feasible:
+            self.offer(ops, "exact")
+            assert self.best is not None
+            self.bound = self.best[0]
+        else:
+            self.infeasible = True
+            self._shrink()
+        self.stopped_by = "proof"
+        return True
+
+    def _bound(self) -> None:
+        share = min(2.0, 0.1 * self.left_s)
+        extra, infeasible = best_bound(self.problem, self.budget, share)
+        self.infeasible = infeasible
+        self.bound = self.base_cost + extra
+
+    def _policies(self) -> None:
+        """A first schedule by the greedy walk, then a short climb over its policies."""
+        problem = self.problem
+        order = list(range(len(problem.ops)))
+        seeds = [self.seed * 1000 + k for k in range(self.threads)]
+        max_walks = max(8, min(2000, 400_000 // (len(order) + 1)))
+        ops, _, ended = _native.search_policy(
+            problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
+            0.25 * self.left_s, self.threads,
+        )  # fmt: skip
+        if ops:
+            self.offer(ops, "eviction policies")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+
+    def _anneal(self) -> None:
+        """Rounds of annealing, longer and longer: from afresh, from the incumbent, and from afresh
+        under a tighter limit (a tighter limit sometimes leads to a cheaper schedule)."""
+        num_ops = len(self.problem.ops)
+        # Small problems are full of traps and cheap to try: more seeds.
+        num_seeds = self.threads * (4 if num_ops <= 150 else 2 if num_ops <= 500 else 1)
+        moves = max(60_000, 2000 * num_ops)
+        rate = 2e5 * self.threads  # moves a second; measured as we go
+        stalled = 0
+        for round_ in range(self.options.max_rounds):
+            if self.done or self.left_s <= 0.05 or stalled >= 3:
+                return
+            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _ROUNDS[0]
+            fits = int(rate * self.left_s / num_seeds)
+            if fits < 1.6 * moves:  # the last round takes all that is left
+                moves = max(1000, int(0.95 * fits))
+                kind = _ROUNDS[1] if self.best is not None else kind
+            before = self.best[0] if self.best is not None else None
+            spent, made = self._round(kind, round_, num_seeds, moves)
+            rate = max(1e4, made / max(1e-3, spent))
+            after = self.best[0] if self.best is not None else None
+            gained = after is not None and (
+                before is None or before - after > 0.1 * self.options.gap * self.base_cost
+            )
+            stalled = 0 if gained else stalled + 1
+            if round_ >= 2:
+                moves *= 2
+
+    def _round(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
+        """One call of the annealer; the seconds it took and the moves it made."""
+        plain = list(keep_all(self.problem).ops)
+        incumbent = list(self.best[2].ops) if self.best is not None else plain
+        starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
+        begun = time.monotonic()
+        results, ended = _native.anneal(
+            self.problem.native, starts, int(kind.limit * self.budget),
+            _native.Objective.area,
+            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
+            moves, self.left_s, self.threads, hot=kind.hot,
+        )  # fmt: skip
+        for result in results:
+            self.offer(result.best or result.smallest, "annealing")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+        return time.monotonic() - begun, sum(r.moves for r in results)
+
+    def _shrink(self) -> None:
+        """No schedule fits: find the smallest peak, so that the answer has a number."""
+        share = min(3.0, self.left_s)
+        for ops in small_peaks(self.problem, self.seed, share):
+            self.offer(ops, "smallest peak")
+
+    def solution(self) -> Solution:
+        candidates = [entry[2].ops for entry in (self.best, self.smallest) if entry is not None]
+        notes = tuple(f"{method}: cost {cost}" for method, (cost, _) in self.credits.items())
+        return answer(
+            self.problem,
+            self.budget,
+            candidates,
+            solver=Auto.name,
+            bound=self.bound or None,
+            stopped_by=self.stopped_by,
+            notes=notes,
+            proven_infeasible=self.infeasible,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    afresh: bool  # half of the seeds start from the plain order, not from the incumbent
+    hot: float  # temperature, in mean op costs
+    limit: float = 1.0  # of the budget
+
+
+_ROUNDS = (_Round(True, 50.0), _Round(False, 0.3), _Round(True, 50.0, 0.98), _Round(False, 3.0))
+
+
+def alike_values(problem: Problem) -> list[int]:
+    """A class for each value: what has the same size, producer and number of readers is alike."""
+    classes: dict[tuple[object, ...], int] = {}
+    result = []
+    for v, value in enumerate(problem.values):
+        by = problem.producer[v]
+        key: tuple[object, ...] = (value.size, len(problem.readers[v]))
+        if by >= 0:
+            op = problem.ops[by]
+            key += (op.name.partition("#")[0], op.cost, op.outputs.index(v))
+        result.append(classes.setdefault(key, len(classes)))
+    return result

@@ -1,0 +1,229 @@
+"""The only file that touches private torch API, for torch 2.11 to 2.13.
+
+Each name here is what the rest of the house may use; where a release lacks a piece, the fallback
+stands beside it.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.fx.graph import CodeGen
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "UNSUPPORTED",
+    "BoxedCodeGen",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "autocast_state",
+    "backward_keeps_graph",
+    "backward_node",
+    "bare_call",
+    "compile_boxed",
+    "eager_kernels",
+    "forward_sequence_nr",
+    "is_overload",
+    "pytree",
+    "run_saved_regions_plainly",
+    "storage_key",
+]
+
+
+UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for two tensors if and only if they share a storage (while both are alive)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())
+
+
+def is_overload(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def is_higher_order(target: object) -> bool:
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def forward_sequence_nr() -> int:
+    """The number of the autograd node that the op being dispatched belongs to."""
+    return int(torch.autograd._get_sequence_nr()) - 1
+
+
+def backward_node() -> Any | None:
+    """The autograd node whose backward is running in this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
+def node_sequence_nr(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def backward_keeps_graph() -> bool:
+    """Inside a backward: whether the caller asked for retain_graph."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def backward_creates_graph() -> bool:
+    """Inside a backward of an autograd Function: whether the caller asked for create_graph."""
+    return bool(torch.is_grad_enabled())
+
+
+class BoxedCodeGen(CodeGen):  # type: ignore[misc]
+    """FX Python code that takes one list and empties it, so that inputs can die early.
+
+    2.13 has this as `torch.fx.graph._BoxedCodeGen`; 2.11 does not everywhere.
+    """
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
+        head = f"def {self._func_name}(self, args_list){maybe_return_annotation}:"
+        if not names:
+            return head
+        # A statement of its own, so that no name for the unpacked list stays behind.
+        unpack = f"\n    [{', '.join(names)}] = args_list"
+        return head + unpack + "\n    args_list.clear()"
+
+
+def compile_boxed(graph: fx.Graph) -> Callable[[list[Any]], Any]:
+    """A callable over one list from an fx graph of call_function nodes."""
+    graph.set_codegen(BoxedCodeGen())
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    forward: Callable[[list[Any]], Any] = module.forward
+    return forward
+
+
+@functools.cache
+def bare_call(target: Any) -> Any:
+    """The overload without its Python wrapper, under a name that FX can print."""
+    call = functools.partial(target._op)
+    name = str(target).replace(".", "_").replace("::", "_")
+    call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
+    call.__module__ = __name__
+    return call
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast would do to ops now: part of a call's signature."""
+    return tuple(
+        [
+            (device, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        ]
+    )
+
+
+class eager_kernels:
+    """Ops called inside run the kernels that eager runs, and nothing around them.
+
+    Autograd is stepped over (the graph holds its ops already), and so is autocast (its casts stand
+    in the graph). The grad mode is on, as it was when eager ran them: oneDNN's LSTM, for one, keeps
+    what its backward needs only then.
+    """
+
+    __slots__ = ("_autocast", "_grad", "_guard")
+
+    def __enter__(self) -> None:
+        self._autocast = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, False)
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        self._guard = torch._C._AutoDispatchBelowAutograd()
+
+    def __exit__(self, *_: object) -> None:
+        del self._guard
+        torch._C._set_grad_enabled(self._grad)
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, True)
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
+
+
+@contextlib.contextmanager
+def run_saved_regions_plainly() -> Iterator[None]:
+    """torch.utils.checkpoint inside a model becomes plain code: the schedule decides what is kept,
+    and a second, unseeded run of its random ops must not enter the graph."""
+    module = torch.utils.checkpoint
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            # The reentrant variant gives no gradients at all unless a tensor argument asks.
+            wants = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+            with torch.set_grad_enabled(wants and torch.is_grad_enabled()):
+                return function(*args)
+
+    def plain_generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    names = {
+        "CheckpointFunction": Plain,
+        "_checkpoint_without_reentrant_generator": plain_generator,
+    }
+    saved = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name in saved:
+        setattr(module, name, names[name])
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Inside a dispatch mode: run as if no mode were on."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def libraries_see_real_tensors() -> Iterator[None]:
+    """Libraries that take another path for tensors without data are told that these have some:
+    transformers builds an explicit attention mask, and loses the fused kernel, where it sees a
+    fake tensor."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    saved = getattr(module, "is_fake_tensor", None)
+    if saved is not None:
+        module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        if saved is not None:
+            module.is_fake_tensor = saved  # type: ignore[union-attr]

@@ -1,0 +1,188 @@
+"""What every solver must keep, whatever its method.
+
+Each solver of the registry, on small problems whose optima over all schedules are known by brute
+force, and on a few larger ones for the limits. A solver that needs a library which is not
+installed fails here: the tests run with all of them.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import brute_force
+import pytest
+
+from rekindle.core import (
+    Problem,
+    Status,
+    check_problem,
+    check_schedule,
+    keep_all,
+    problem_hash,
+    read_problem,
+    simulate,
+)
+from rekindle.core.generate import chain, random_problem, transformer
+from rekindle.solve import SOLVERS, find_solver, run_solver
+from rekindle.solve.base import Solver, unavailable, without_dead_ops
+
+SMALL = {
+    "chain": lambda: chain(3, 1),
+    "uniform chain": lambda: chain(3, uniform=True),
+    **{
+        f"plain {seed}": lambda seed=seed: random_problem(
+            seed, 7, inplace=0.0, once=0.0, loss=0.0, dead=0.0, multi_output=0.0, workspace=0.0
+        )
+        for seed in range(3)
+    },
+    **{f"random {seed}": lambda seed=seed: random_problem(seed, 6) for seed in range(8)},
+}
+TIME_LIMIT_S = 3.0  # small problems: a solver is done long before
+
+
+@dataclass(frozen=True)
+class Case:
+    problem: Problem
+    smallest_peak: int
+    keep_all_peak: int
+    optima: dict[int, int]  # budget -> smallest cost of all schedules
+
+
+@cache
+def case(name: str) -> Case:
+    problem = SMALL[name]()
+    check_problem(problem)
+    smallest = brute_force.smallest_peak(problem).peak
+    largest = simulate(problem, keep_all(problem)).peak
+    budgets = sorted({smallest, (smallest + largest) // 2, largest})
+    optima = {}
+    for budget in budgets:
+        best = brute_force.cheapest(problem, budget)
+        assert best is not None
+        optima[budget] = best.cost
+    return Case(problem, smallest, largest, optima)
+
+
+def skip_if_refused(solver: Solver, problem: Problem) -> None:
+    assert unavailable(solver) is None
+    reason = solver.accepts(without_dead_ops(problem)[0])
+    if reason is not None:
+        pytest.skip(f"{solver.name} does not handle this problem: {reason}")
+
+
+every_solver = pytest.mark.parametrize("name", [solver.name for solver in SOLVERS])
+every_case = pytest.mark.parametrize("case_name", SMALL)
+
+
+@every_solver
+@every_case
+def test_against_brute_force(name, case_name):
+    solver, known = find_solver(name), case(case_name)
+    skip_if_refused(solver, known.problem)
+    for budget, optimum in known.optima.items():
+        solution = run_solver(solver, known.problem, budget, time_limit_s=TIME_LIMIT_S)
+        assert solution.status in (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE)
+        assert solution.solver
+        if solution.schedule is None:
+            # The budget can be met, so nothing may claim a proof; there must be a number.
+            assert solution.smallest is not None
+            check_schedule(known.problem, solution.smallest)
+            assert simulate(known.problem, solution.smallest).peak > budget
+            continue
+        check_schedule(known.problem, solution.schedule)
+        trace = simulate(known.problem, solution.schedule)
+        assert trace.peak <= budget
+        assert trace.cost >= optimum
+        if solution.bound is not None:
+            assert solution.bound <= trace.cost
+            # A bound over the solver's own space (an exact method in a fixed order) may lie above
+            # the optimum of all schedules; then the notes must say what the space is.
+            assert solution.bound <= optimum or (solver.exact and solution.notes)
+        if solution.status is Status.OPTIMAL and trace.cost > optimum:
+            assert solver.exact
+            assert solution.notes, "optimal in its own space only: say so in the notes"
+
+
+@every_solver
+@every_case
+def test_keep_all_budget_is_always_met(name, case_name):
+    """At the keep-all peak nothing has to run twice, and every method can see that."""
+    solver, known = find_solver(name), case(case_name)
+    skip_if_refused(solver, known.problem)
+    solution = run_solver(solver, known.problem, known.keep_all_peak, time_limit_s=TIME_LIMIT_S)
+    assert solution.schedule is not None
+    small, _ = without_dead_ops(known.problem)
+    assert simulate(known.problem, solution.schedule).cost <= sum(op.cost for op in small.ops)
+
+
+@every_solver
+@every_case
+def test_below_the_smallest_peak(name, case_name):
+    solver, known = find_solver(name), case(case_name)
+    skip_if_refused(solver, known.problem)
+    if known.smallest_peak == 0:
+        pytest.skip("needs no memory at all")
+    solution = run_solver(solver, known.problem, known.smallest_peak - 1, time_limit_s=TIME_LIMIT_S)
+    assert solution.schedule is None
+    assert solution.status in (Status.INFEASIBLE, Status.TIME_LIMIT)
+    assert solution.message
+    if solution.smallest is not None:
+        check_schedule(known.problem, solution.smallest)
+        assert simulate(known.problem, solution.smallest).peak >= known.smallest_peak
+
+
+@every_solver
+@pytest.mark.parametrize("case_name", ["chain", "random 1", "random 4"])
+def test_same_seed_same_schedule(name, case_name):
+    solver, known = find_solver(name), case(case_name)
+    skip_if_refused(solver, known.problem)
+    budget = sorted(known.optima)[len(known.optima) // 2]
+    first, second = (
+        run_solver(solver, known.problem, budget, time_limit_s=30.0, seed=7) for _ in range(2)
+    )
+    if "time limit" not in (first.stopped_by, second.stopped_by):
+        assert first.schedule == second.schedule
+    assert first.seed == second.seed == 7
+
+
+@every_solver
+def test_the_problem_is_left_alone(name):
+    solver, known = find_solver(name), case("random 2")
+    skip_if_refused(solver, known.problem)
+    before = problem_hash(known.problem)
+    run_solver(solver, known.problem, known.keep_all_peak, time_limit_s=TIME_LIMIT_S)
+    assert problem_hash(known.problem) == before
+
+
+@every_solver
+@pytest.mark.parametrize("limit_s", [0.2, 1.0])
+@pytest.mark.parametrize("size", ["RL2", "transformer"])
+def test_time_limit(name, limit_s, size, instances):
+    """Kept within 10 % and a second, on problems that are too large for it."""
+    solver = find_solver(name)
+    problem = read_problem(instances / "RL2.json") if size == "RL2" else transformer(8)
+    skip_if_refused(solver, problem)
+    budget = simulate(problem, keep_all(problem)).peak * 7 // 10
+    start = time.process_time()
+    wall = time.monotonic()
+    solution = run_solver(solver, problem, budget, time_limit_s=limit_s)
+    # Other processes may hold the cores: what this one used itself counts where it is less.
+    spent_s = min(time.monotonic() - wall, time.process_time() - start)
+    assert spent_s <= 1.1 * limit_s + 1.0
+    if solution.schedule is not None:
+        assert simulate(problem, solution.schedule).peak <= budget
+
+
+@every_solver
+def test_warm_start_is_not_made_worse(name):
+    """A solver may leave a warm start unused; it may not return something invalid from it."""
+    solver, known = find_solver(name), case("random 5")
+    skip_if_refused(solver, known.problem)
+    budget = known.smallest_peak
+    best = brute_force.cheapest(known.problem, budget)
+    assert best is not None
+    solution = run_solver(
+        solver, known.problem, budget, time_limit_s=TIME_LIMIT_S, warm_start=best.schedule
+    )
+    if solution.schedule is not None:
+        assert simulate(known.problem, solution.schedule).peak <= budget

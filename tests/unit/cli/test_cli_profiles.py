@@ -1,0 +1,93 @@
+"""`rekindle cache`, and the options and progress of commands that profile."""
+
+import argparse
+import json
+
+import pytest
+
+from rekindle.cli.entry import main
+from rekindle.cli.profiles import (
+    add_budget_options,
+    add_profile_options,
+    budget_options,
+    profile_options,
+    profiling_shown,
+)
+from rekindle.profile import OpProfile, ProfileProgress, Source
+from rekindle.profile.cache import ProfileCache
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REKINDLE_CACHE_DIR", str(tmp_path))
+
+
+def fill():
+    op = OpProfile(5, 0, (1,), Source.MEASURED, 5, 5)
+    ProfileCache({"device": "Test Chip", "torch": "9.9"}).put([('["a",[],{}]', op)] * 3)
+
+
+def test_info_and_clear(tmp_path, capsys):
+    assert main(["cache", "info"]) == 0
+    assert "no measurements" in capsys.readouterr().out
+    fill()
+    assert main(["cache", "info"]) == 0
+    out = capsys.readouterr().out
+    assert str(tmp_path) in out
+    assert "Test Chip" in out
+    assert main(["cache", "info", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["num_ops"] == 1
+    assert record["environments"][0]["torch"] == "9.9"
+    assert main(["cache", "clear", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"num_ops": 1, "num_files": 1}
+    assert main(["cache", "clear"]) == 0
+    assert "0 measurements" in capsys.readouterr().out
+
+
+def test_a_missing_action_is_bad_usage(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["cache"])
+    assert caught.value.code == 2
+    assert "info|clear" in capsys.readouterr().err
+
+
+def parsed(*argv):
+    parser = argparse.ArgumentParser()
+    add_profile_options(parser)
+    add_budget_options(parser)
+    return parser.parse_args(argv)
+
+
+def test_options_become_arguments_of_plan():
+    assert profile_options(parsed()) == {"profile": "measure"}
+    assert profile_options(parsed("--profile", "estimate")) == {"profile": "estimate"}
+    assert profile_options(parsed("--device-profile", "h200")) == {"device_profile": "h200"}
+    assert budget_options(parsed()) == {}
+    assert budget_options(parsed("--device-budget", "auto", "--optimizer", "adamw")) == {
+        "device_budget": "auto",
+        "headroom": 0.05,
+        "optimizer": "adamw",
+    }
+    assert budget_options(parsed("--device-budget", "1GiB", "--headroom", "64MiB")) == {
+        "device_budget": "1GiB",
+        "headroom": "64MiB",
+        "optimizer": None,
+    }
+
+
+def test_progress_in_plain_lines(capsys):
+    with profiling_shown() as listener:
+        for done in range(4):
+            listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["measuring 3 distinct ops, about 1 s", "measured 3 distinct ops in 1.5 s"]
+    with profiling_shown(quiet=True) as listener:
+        assert listener is None
+
+
+def test_progress_as_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with profiling_shown() as listener:
+        for done in range(4):
+            listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))
