@@ -15,9 +15,10 @@ from rekindle.core import Problem, keep_all, read_problem, simulate
 from rekindle.partition.base import layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition
 from rekindle.partition.repeated import cut_part
+from rekindle.partition.separators import find_rows
 from rekindle.solve import run_solver
 from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.rockmate import Rockmate
+from rekindle.solve.rockmate import Blocks, Rockmate
 
 HERE = Path(__file__).parent
 # name: paper's planning minutes, memory % of plain, time % of plain (predicted), levels,
@@ -43,7 +44,11 @@ def structure(problem: Problem) -> dict[str, int]:
     start = time.process_time()
     tree = HPartition().partition(layer_graph(problem, layers))
     groups = list(tree.walk())
+    rows = find_rows(problem)
+    blocks = None if isinstance(rows, str) else Blocks(problem, rows)
     return {
+        "blocks": 0 if blocks is None else len(blocks.parts),
+        "kinds": 0 if blocks is None else blocks.num_distinct,
         "ops": len(problem.ops),
         "forward_ops": len(layers.layers),
         "levels": tree.depth,
@@ -81,15 +86,17 @@ def measure(
 
 def table(rows: dict[str, dict]) -> str:
     lines = [
-        "| model | ops (forward) | levels, groups, distinct, largest (paper) | memory % | time %, "
+        "| model | ops (forward) | chain blocks, kinds | levels, groups, distinct, largest (paper) "
+        "| memory % | time %, "
         "paper | time %, hiremate | time %, rockmate | planning, paper | planning, CPU s (wall) |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         minutes, memory, predicted, *shape = PAPER[name]
         hi, rock = row["hiremate"], row.get("rockmate")
         lines.append(
-            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row['levels']}, {row['groups']}, "
+            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row['blocks']}, {row['kinds']} | "
+            f"{row['levels']}, {row['groups']}, "
             f"{row['distinct']}, {row['largest']} ({', '.join(map(str, shape))}) | {memory} | "
             f"{predicted} | {hi.get('time', 'none')} | "
             f"{rock.get('time', 'none') if rock else '-'} | {minutes} min | "

@@ -55,10 +55,10 @@ def cut_ops(problem: Problem, forward: Sequence[int], backward: Sequence[int]) -
     inside = {*forward, *backward}
     cut = _Cut(problem, inside)
     steps = [cut.op(i) for i in forward]
-    leaving = [v for i in forward for v in problem.ops[i].outputs if cut.leaves(v)]
+    leaving = [v for i in forward for v in sorted(problem.ops[i].outputs) if cut.leaves(v)]
     arriving = [
         v
-        for v in dict.fromkeys(v for i in backward for v in problem.ops[i].inputs)
+        for v in dict.fromkeys(v for i in backward for v in sorted(problem.ops[i].inputs))
         if cut.is_gradient(v) and problem.producer[v] not in inside
     ]
     arrived = tuple(cut.value(v, size=0) for v in arriving)
@@ -123,7 +123,9 @@ class _Cut:
 
     def op(self, i: int) -> Op:
         op = self.problem.ops[i]
-        inputs = tuple(self.value(v) for v in op.inputs)
+        # What is resident in the whole is always there, whoever reads it; the rest in the order in
+        # which it is made, so that the order in which an op names its inputs does not matter.
+        inputs = tuple(self.value(v) for v in sorted(op.inputs) if self.problem.producer[v] >= 0)
         outputs = tuple(self.value(v) for v in op.outputs)
         pairs = [
             (self.local[v], self.local[out])
