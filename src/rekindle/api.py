@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from rekindle.core import (
     parse_budget,
     simulate,
 )
-from rekindle.errors import BudgetInfeasible
+from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.formulate import formulate
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
 from rekindle.lower.run import Runner
@@ -40,6 +41,9 @@ from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
 from rekindle.solve.registry import SOLVERS, find_solver
 from rekindle.solve.smallest import min_budget
+
+if TYPE_CHECKING:
+    from rekindle.stored import StoredPlan
 
 Budget = int | float | str
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
@@ -63,6 +67,7 @@ class Plan:
     bound: int | None
     profile: Profile
     device_budget: DeviceBudget | None
+    options: "Options"
     runner: Runner
 
     @property
@@ -71,6 +76,34 @@ class Plan:
         if not self.keep_all_cost_ns:
             return 0.0
         return self.cost_ns / self.keep_all_cost_ns - 1
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON; `Plan.load` reads it."""
+        from rekindle.stored import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "StoredPlan":
+        from rekindle.stored import load_plan
+
+        return load_plan(path)
+
+    def apply(
+        self,
+        model: nn.Module,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        inplace: bool = False,
+        on_miss: OnMiss = "eager",
+    ) -> nn.Module:
+        """The managed model that runs this plan; `args` as it was planned with."""
+        given = replace(self.options, schedule=self.schedule)
+        again = make_plan(given, model, args, kwargs or {})
+        if [op.name for op in again.problem.ops] != [op.name for op in self.problem.ops]:
+            raise PlanMismatch("the plan was made for another model or other inputs; plan again")
+        return manage_plan(self.options, again, model, args, kwargs or {}, inplace, on_miss)
 
     def predict(self) -> Prediction:
         """The peak and the time of a step on the device, as `measure` would find them."""
@@ -179,15 +212,28 @@ def rematerialize(
         hold_outputs,
     )
     first = make_plan(options, model, args, kwargs or {})
-    if device_budget is not None:  # later plans share what this one was given
-        options = dataclasses.replace(options, budget=first.budget_bytes, device_budget=None)
+    return manage_plan(options, first, model, args, kwargs or {}, inplace, on_miss)
+
+
+def manage_plan(
+    options: Options,
+    first: Plan,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inplace: bool,
+    on_miss: OnMiss,
+) -> nn.Module:
+    """The module that runs the plan, and plans again as `on_miss` says."""
+    if on_miss not in ("eager", "replan", "raise"):
+        raise ValueError(f"on_miss is {on_miss!r}; expected 'eager', 'replan' or 'raise'")
     manager = Manager(
         on_miss,
         functools.partial(make_plan, options),
         functools.partial(plan_again, options),
-        loss_fn,
+        options.loss_fn,
     )
-    manager.add(model, first, args, kwargs or {})
+    manager.add(model, first, args, kwargs)
     return manage(model, manager, inplace)
 
 
@@ -254,6 +300,7 @@ def plan_joint(
         bound=solution.bound,
         profile=profile,
         device_budget=given,
+        options=options,
         runner=Runner(program, solution.schedule),
     )
 

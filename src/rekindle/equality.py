@@ -105,7 +105,7 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
 def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
     able = [t for t in tensors if t.requires_grad]
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-    losses = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
+    losses: list[Any] = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
     roots = losses or able
     if not roots:
         return

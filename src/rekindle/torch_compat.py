@@ -34,9 +34,9 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "autocast_state",
-    "bare_call",
     "backward_keeps_graph",
     "backward_node",
+    "bare_call",
     "compile_boxed",
     "eager_kernels",
     "forward_sequence_nr",
@@ -91,7 +91,7 @@ def backward_creates_graph() -> bool:
     return bool(torch.is_grad_enabled())
 
 
-class BoxedCodeGen(CodeGen):
+class BoxedCodeGen(CodeGen):  # type: ignore[misc]
     """FX Python code that takes one list and empties it, so that inputs can die early.
 
     2.13 has this as `torch.fx.graph._BoxedCodeGen`; 2.11 does not everywhere.
@@ -127,14 +127,16 @@ def bare_call(target: Any) -> Any:
 
 def autocast_state() -> tuple[Any, ...]:
     """What autocast would do to ops now: part of a call's signature."""
-    state: list[Any] = []
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            state.append((device, torch.get_autocast_dtype(device)))
-    return tuple(state)
+    return tuple(
+        [
+            (device, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        ]
+    )
 
 
-class eager_kernels:  # noqa: N801 - a context manager, used like a function
+class eager_kernels:
     """Ops called inside run the kernels that eager runs, and nothing around them.
 
     Autograd is stepped over (the graph holds its ops already), and so is autocast (its casts stand

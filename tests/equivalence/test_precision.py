@@ -172,6 +172,32 @@ def test_a_batch_of_one(batch: int, schedule: str, device: torch.device) -> None
     assert_trains_alike(make, schedule, device)
 
 
+class TurnedNorm(nn.Module):
+    """Layer norm between transposes: the layout of its gradient decides whether eager copies it
+    before the view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 32 * 16)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x).view(-1, 32, 16).transpose(1, 2)
+        return self.norm(h.roll(1, 1)).transpose(1, 2).contiguous()
+
+
+@EVERY_SCHEDULE
+def test_a_norm_between_transposes(schedule: str, device: torch.device) -> None:
+    def make() -> Example:
+        torch.manual_seed(0)
+        return example_of(
+            TurnedNorm().to(device),
+            lambda step: gaussian(step, device, 4, 8, requires_grad=True),
+        )
+
+    assert_trains_alike(make, schedule, device)
+
+
 def test_other_strides_than_planned_are_not_covered(device: torch.device) -> None:
     example = convolutions(device)
     managed = manage(example)

@@ -71,7 +71,7 @@ def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
 
 def written_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensor arguments that this call writes to."""
-    found: list[fx.Node] = [node.args[p] for p in statistics_positions(node)]  # type: ignore[misc]
+    found: list[fx.Node] = [node.args[p] for p in statistics_positions(node)]
     for position, name in _written_arguments(node.target):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
         for leaf in value if isinstance(value, (list, tuple)) else (value,):

@@ -313,7 +313,7 @@ def _one_device(
 ) -> torch.device:
     found: dict[torch.device, str] = {}
     for name, tensor in (*parameters.items(), *buffers.items()):
-        if tensor.dim() or not tensor.device.type == "cpu":
+        if tensor.dim() or tensor.device.type != "cpu":
             found.setdefault(tensor.device, name)
     for i, tensor in enumerate(tensors):
         if tensor.dim():

@@ -15,7 +15,6 @@ Batch norm, which writes its running statistics, may run again: then without the
 """
 
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -199,7 +198,7 @@ class _Analysis:
             else:
                 op.reads[storage] = self.state[storage]
         self.ops.append(op)
-        for storage in written:
+        for storage in sorted(written):
             if len(self.roots[storage]) > 1 and storage not in self.resident:
                 raise CaptureError(
                     f"{node.target} writes into one of several outputs that share memory"
@@ -214,10 +213,7 @@ class _Analysis:
             storage = self._new_storage(node)
             op.makes[storage] = 0
         op.random = effects.is_random(node.target)
-        statistics = {
-            node.args[p].meta["storage"]  # type: ignore[union-attr]
-            for p in effects.statistics_positions(node)
-        }
+        statistics = {node.args[p].meta["storage"] for p in effects.statistics_positions(node)}
         op.once = (
             effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
         )
@@ -306,15 +302,15 @@ class _Analysis:
                 op.tokens_in += [*loss_tokens, *([stream] if stream else [])]
                 continue
             touched = op.resident_reads & written
-            for s in touched:
+            for s in sorted(touched):
                 if s in current:
                     op.tokens_in.append(current[s])
-            for s in op.resident_writes:
+            for s in sorted(op.resident_writes):
                 op.tokens_in += reads_since[s]
                 reads_since[s] = []
                 current[s] = f"{self.names[s]} written by {i}"
                 op.tokens_out.append(current[s])
-            for s in touched - op.resident_writes:
+            for s in sorted(touched - op.resident_writes):
                 if op.phase == "forward":
                     op.once = True
                     token = f"{self.names[s]} read by {i}"
@@ -343,8 +339,9 @@ class _Analysis:
         state_ids: dict[tuple[int, int], int] = {}
         token_ids: dict[str, int] = {}
         resident_ids: dict[int, int] = {}
-        for storage in self.resident:
-            if any(storage in op.resident_reads for op in self.ops):
+        read = {s for op in self.ops for s in op.resident_reads}
+        for storage in sorted(self.resident):
+            if storage in read:
                 resident_ids[storage] = len(values)
                 values.append(
                     ProgramValue(self.names[storage], self.sizes[storage], storage, resident=True)
@@ -363,7 +360,7 @@ class _Analysis:
             reads = {s: state_ids[s, k] for s, k in op.reads.items()}
             makes = {s: state_ids[s, k] for s, k in op.makes.items()}
             inputs = [*reads.values()]
-            inputs += [resident_ids[s] for s in op.resident_reads]
+            inputs += [resident_ids[s] for s in sorted(op.resident_reads)]
             inputs += [token_ids[t] for t in op.tokens_in]
             if op.phase == "loss" and not op.makes:
                 raise CaptureError("no output of the model takes part in the backward")
@@ -409,7 +406,9 @@ class _Analysis:
         for i, op in enumerate(self.ops):
             if op.phase == "forward":
                 for node in op.nodes:
-                    found[node.meta["seq_nr"]] = i
+                    # Ops that autograd does not see take the number of the next one that it does:
+                    # the first op of a number is the one whose gradient it is.
+                    found.setdefault(node.meta["seq_nr"], i)
         return found
 
 

@@ -16,11 +16,12 @@ import torch
 from torch import fx
 
 from rekindle.capture import effects
+from rekindle.capture.layouts import Layouts
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
+    UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    UNSUPPORTED,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -61,7 +62,7 @@ class Scalar:
     where: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
@@ -75,6 +76,8 @@ class Recorder(TorchDispatchMode):
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
         self._constant_of: dict[int, torch.Tensor] = {}
+        self._layouts = Layouts()
+        self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps ids and storage keys from being used again
 
@@ -102,7 +105,8 @@ class Recorder(TorchDispatchMode):
 
     def _bind(self, node: fx.Node, fake: torch.Tensor) -> None:
         node.meta["val"] = fake
-        node.meta["storage"] = storage_key(fake)
+        # Numbered in order of appearance: the same model gives the same problem every time.
+        node.meta["storage"] = self._storages.setdefault(storage_key(fake), len(self._storages))
         node.meta["storage_bytes"] = storage_bytes(fake)
         self._node_of[id(fake)] = node
         self._alive.append(fake)
@@ -157,37 +161,11 @@ class Recorder(TorchDispatchMode):
                 f"{func} cannot run on tensors without data{_at(self.where())}: {_short(error)}; "
                 "give it a fake kernel with torch.library.register_fake"
             ) from error
-        if isinstance(out, torch.Tensor) and 1 in out.shape and out.dim() > 1:
-            out = self._true_layout(func, args, kwargs, out)
+        out = self._layouts.correct(func, args, kwargs, out)
         if not isinstance(out, (bool, int, float, str)):
             # A plain answer comes from shapes or from the build, not from data: no op to repeat.
             self._record(func, args, kwargs, out)
         return out
-
-    def _true_layout(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:
-        """The strides of dimensions of size 1 are free, and kernels for tensors without data do
-        not choose them as the real ones do; code that asks `is_contiguous()` sees the difference.
-        A reshape, and an elementwise op on such a tensor in an unusual order, ask the real one."""
-        if self.knows(out) or not is_overload(func) or effects.is_random(func):
-            return out
-        device: Any = "meta"
-        if func is not torch.ops.aten.view.default:
-            tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            odd = any(1 in t.shape and t.dim() > 1 and not t.is_contiguous() for t in tensors)
-            if not odd or torch.Tag.pointwise not in func.tags:
-                return out
-            device = out.device
-        try:
-            with outside_modes(), torch.no_grad():
-                like = pytree.tree_map_only(
-                    torch.Tensor, lambda t: _blank(t, device), (args, kwargs)
-                )
-                stride = func(*like[0], **like[1]).stride()
-        except (RuntimeError, NotImplementedError):
-            return out
-        if stride == out.stride():
-            return out
-        return torch.ops.aten.as_strided.default(out, out.shape, stride, out.storage_offset())
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
@@ -200,7 +178,7 @@ class Recorder(TorchDispatchMode):
 
     def _alias(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor object that came from no dispatched op but shares a known storage."""
-        key = storage_key(tensor)
+        key = self._storages.get(storage_key(tensor))
         for node in self.graph.nodes:
             if node.meta.get("storage") == key and node.meta["val"].dtype == tensor.dtype:
                 out = self.graph.call_function(
@@ -334,12 +312,8 @@ def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict
                 values[node] = real.clone() if node.meta["storage"] in written else real
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = node.target(*args, **kwargs)
     return values
-
-
-def _blank(tensor: torch.Tensor, device: Any) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 def _short(error: BaseException) -> str:

@@ -122,7 +122,7 @@ def _walk(obj: Any, found: Callable[[torch.Tensor], Any], seen: set[int]) -> Non
             seen.add(id(obj))
             found(obj)
         return
-    if isinstance(obj, _PLAIN) or isinstance(obj, (type, torch.nn.Module)) or id(obj) in seen:
+    if isinstance(obj, (*_PLAIN, type, torch.nn.Module)) or id(obj) in seen:
         return
     seen.add(id(obj))
     if isinstance(obj, dict):

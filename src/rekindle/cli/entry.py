@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from rekindle.cli import demo, problems, profiles
+from rekindle.cli import demo, models, problems, profiles
 from rekindle.cli.exits import ExitCode
 from rekindle.errors import BudgetInfeasible, RekindleError
 
-GROUPS = (problems, profiles, demo)
+GROUPS = (models, problems, profiles, demo)
 
 
 class Parser(argparse.ArgumentParser):

@@ -75,7 +75,7 @@ def _method(name: str, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return getattr(self, name)(*args, **kwargs)
 
 
-class _Probe(TorchDispatchMode):
+class _Probe(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any]] = []

@@ -11,6 +11,7 @@ used. What a later graph reads of an earlier one is carried in a list.
 - Batch norm that runs again leaves its running statistics alone.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -203,6 +204,7 @@ class _Emitter:
         for v in self.program.outputs:
             last[current[v]] = end
         self.final = current
+        self.final_copy = {self.values[v].storage: current[v] for v in self.program.outputs}
         self.copies = [_Copy(v, t, e) for (v, t), e in zip(made, last, strict=True)]
         self.runs = runs
 
@@ -233,19 +235,14 @@ class _Emitter:
     def _gradient_steps(self) -> dict[fx.Node, int]:
         """Placeholder -> the step after which nothing reads its gradient any more."""
         found = {}
+        self.handed_out: dict[int, int] = {}  # copy -> the last such step of its gradients
         for leaf, gradient in self.joint.gradients:
-            storage = gradient.meta["storage"]
-            copy = self._final_copy(storage)
-            found[leaf] = self.loss_step if copy is None else self.internal_last[copy]
-            found[leaf] = max(found[leaf], self.loss_step + 1)
+            copy = self.final_copy.get(gradient.meta["storage"])
+            step = self.loss_step if copy is None else self.internal_last[copy]
+            found[leaf] = max(step, self.loss_step + 1)
+            if copy is not None:
+                self.handed_out[copy] = max(found[leaf], self.handed_out.get(copy, -1))
         return found
-
-    def _final_copy(self, storage: int) -> int | None:
-        best = None
-        for v in self.program.outputs:
-            if self.values[v].storage == storage:
-                best = self.final[v]
-        return best
 
     # ---- graphs
 
@@ -271,7 +268,7 @@ class _Emitter:
         carried += [("tangent", i) for i in tangents]
         cuts = [*self._cuts(), len(self.steps)]
         stretches = []
-        for begin, stop in zip(cuts, cuts[1:], strict=False):
+        for begin, stop in itertools.pairwise(cuts):
             num_in = len(carried)
             self._begin(carried)
             if begin == cuts[0]:
@@ -426,12 +423,7 @@ class _Emitter:
         if self.internal_last[copy] >= stop:
             return True
         # A gradient is carried until the stretch that hands it out.
-        storage = self.values[self.copies[copy].value].storage
-        return any(
-            t >= stop and g.meta["storage"] == storage and self._final_copy(storage) == copy
-            for (leaf, g) in self.joint.gradients
-            for t in (self.leaves[leaf],)
-        )
+        return self.handed_out.get(copy, -1) >= stop
 
     # ---- steps
 
@@ -478,11 +470,11 @@ class _Emitter:
         self._place[node.meta["storage"]] = _Buffer({node: out})
 
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
-        args = list(node.args)
+        given = list(node.args)
         if not first:
             for position in effects.statistics_positions(node):
-                args[position] = None
-        args = fx.node.map_arg(tuple(args), self._tensor)
+                given[position] = None
+        args: tuple[Any, ...] = fx.node.map_arg(tuple(given), self._tensor)
         kwargs = fx.node.map_arg(node.kwargs, self._tensor)
         target: Any = node.target
         key = (self.steps[t], node)
@@ -619,7 +611,7 @@ class _Emitter:
         return None
 
     def _gradient(self, node: fx.Node) -> fx.Node:
-        copy = self._final_copy(node.meta["storage"])
+        copy = self.final_copy.get(node.meta["storage"])
         if copy is None:
             return self._resident(node)
         buffer = self.buffers[copy]
@@ -627,13 +619,12 @@ class _Emitter:
 
     def _last_replays(self) -> dict[int, int]:
         """Op -> the last step that runs it again, for random ops that run more than once."""
-        found = {}
-        for t, i in enumerate(self.steps):
-            if self.runs[i] > 1 and any(
-                effects.is_random(n.target) for n in self.program.ops[i].nodes
-            ):
-                found[i] = t
-        return found
+        random = {
+            i
+            for i, runs in self.runs.items()
+            if runs > 1 and any(effects.is_random(n.target) for n in self.program.ops[i].nodes)
+        }
+        return {i: t for t, i in enumerate(self.steps) if i in random}
 
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})

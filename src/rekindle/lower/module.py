@@ -129,7 +129,7 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     """The managed module: the given object itself, or a new one that shares what it holds."""
-    cls = managed_class(type(model))
+    cls = managed_class(type(model))  # type: ignore[arg-type]
     if inplace:
         model.__dict__[KEY] = manager
         model.__class__ = cls

@@ -19,7 +19,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Program, Tangent, analyse
 from rekindle.core import Schedule
-from rekindle.lower.emit import emit, emit_resumed
+from rekindle.lower.emit import Stretch, emit, emit_resumed
 from rekindle.lower.guards import Guards
 from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 
@@ -127,7 +127,7 @@ class Runner:
         if node.op == "placeholder":
             return residents[self.placeholders.index(node)]
         args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
-        return node.target(*args, **node.kwargs)  # type: ignore[operator]
+        return node.target(*args, **node.kwargs)
 
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
@@ -146,7 +146,7 @@ class Runner:
         residents = step.residents
         args = [residents[p] for p in self.forward_positions]
         with eager_kernels():
-            made = self.lowered.forward(args)
+            made: list[Any] = self.lowered.forward(args)
         num = len(self.internal)
         step.saved = made[num:]
         step.versions = [[residents[p]._version for p in checked] for checked in self.checked]
@@ -173,7 +173,7 @@ class Runner:
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
         with eager_kernels():
-            made = stretch.run(args)
+            made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
         del made[num:]
@@ -209,8 +209,16 @@ class Runner:
             return
         if layouts not in self.others:
             self.others[layouts] = self._other_backward(grads)
-        step.other = self.others[layouts]
-        self.wanted = step.other
+        other = self.others[layouts]
+        self.wanted = other
+        if other.stretch is None and other.twin is None:  # the planned backward, on copies
+            step.other = None
+            step.tangents = [
+                g if g is None else _laid_out(g, layout)
+                for g, layout in zip(grads, self.layouts, strict=True)
+            ]
+        else:
+            step.other = other
 
     def _other_backward(self, grads: Sequence[Any]) -> "_OtherBackward":
         tangents = tuple(
@@ -239,11 +247,14 @@ class _OtherBackward:
         self.joint = joint
         holds = runner.program.held == runner.program.given
         program = analyse(joint, hold_outputs=holds)
+        self.stretch: Stretch | None = None
         self.twin = _twin(runner, program)
         if self.twin is not None:
             return
-        stretch = emit_resumed(program, runner.lowered.saved)
+        stretch = self.stretch = emit_resumed(program, runner.lowered.saved)
         if stretch is None:
+            if {t.output for t in joint.tangents} == {t.output for t in runner.joint.tangents}:
+                return  # layouts alone differ: the same numbers can be laid out as planned
             arrived = [t.output for t in joint.tangents]
             planned = [t.output for t in runner.joint.tangents]
             raise RuntimeError(
@@ -251,7 +262,6 @@ class _OtherBackward:
                 f"for outputs {planned}, and what the forward has kept does not suffice; the next "
                 "step is planned for these: run this step again"
             )
-        self.stretch = stretch
         position = {n: i for i, n in enumerate(runner.placeholders)}
         self.residents = [
             (position[n], None) if n in position else (-1, joint.constants[n.meta["source"].index])
@@ -262,6 +272,7 @@ class _OtherBackward:
     def backward(self, runner: Runner, step: Step, index: int) -> Sequence[Any]:
         if self.twin is not None:
             return self.twin.planned_backward(step, index)
+        assert self.stretch is not None
         if index == 0:
             args = runner._take_saved(step, self.stretch.written)
             if args is None:
@@ -302,6 +313,15 @@ def _layout(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     return tuple([s if n > 1 else 0 for n, s in zip(shape, stride, strict=True)])
 
 
+def _laid_out(tensor: torch.Tensor, layout: Sequence[int]) -> torch.Tensor:
+    """The tensor in the layout that was planned; as it is where it has that."""
+    if _layout(tensor.shape, tensor.stride()) == tuple(layout):
+        return tensor
+    stride = [s or 1 for s in layout]
+    copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
 def _second_backward() -> RuntimeError:
     return RuntimeError(
         "Trying to backward through the graph a second time (or directly access saved tensors "
@@ -310,7 +330,7 @@ def _second_backward() -> RuntimeError:
     )
 
 
-class _Stretch(torch.autograd.Function):
+class _Stretch(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, runner: Runner, step: Step, index: int, link: torch.Tensor, *_leaves: Any
@@ -326,7 +346,7 @@ class _Stretch(torch.autograd.Function):
         return (None, None, None, None, *runner.backward(step, index))
 
 
-class _Outputs(torch.autograd.Function):
+class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, runner: Runner, step: Step, _link: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)

@@ -147,10 +147,10 @@ def test_solvers(capsys):
 
 
 def test_demo(capsys):
-    code, out, _ = run(capsys, "demo")
+    code, out, _ = run(capsys, "demo", "--graph")
     assert code == 0
     assert "extra time" in out
-    code, record = run_json(capsys, "demo")
+    code, record = run_json(capsys, "demo", "--graph")
     assert code == 0
     feasible = [point for point in record["points"] if point["peak"] is not None]
     assert len(feasible) >= 5
@@ -422,7 +422,7 @@ def test_no_torch_and_quick(files):
     """None of these commands loads torch, and starting takes a fraction of a second of work."""
     code = (
         "import sys, time; from rekindle.cli import main;"
-        "codes = [main(['solvers']), main(['demo']),"
+        "codes = [main(['solvers']), main(['demo', '--graph']),"
         " main(['solve', 'problem.json', '--budget', '0.9', '-o', 's.json']),"
         " main(['check', 'problem.json', 's.json'])];"
         "print(codes, 'torch' in sys.modules, 'rich' in sys.modules)"

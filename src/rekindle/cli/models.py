@@ -1,0 +1,261 @@
+"""`capture`, `plan` and `verify`: the commands over models.
+
+A model is named MODULE:FACTORY, or FILE.py:FACTORY; the factory takes nothing and returns
+(model, args, kwargs), (model, args) or the model alone.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rekindle.cli import show
+from rekindle.cli.exits import ExitCode
+from rekindle.cli.problems import BUDGET_HELP, seconds, seed
+from rekindle.cli.profiles import (
+    add_budget_options,
+    add_profile_options,
+    budget_options,
+    profile_options,
+    profiling_shown,
+)
+from rekindle.cli.progress import shown
+from rekindle.core import keep_all, simulate, write_problem
+from rekindle.errors import FileError, RekindleError
+
+FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
+
+
+def add_commands(commands: Any) -> None:
+    capture = commands.add_parser(
+        "capture",
+        help="write the problem of a model's training step",
+        description="Captures one forward and backward of a model and writes it as a problem.",
+        allow_abbrev=False,
+    )
+    capture.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
+    capture.add_argument("-o", "--output", required=True, metavar="PROBLEM.json")
+    _common(capture)
+    capture.set_defaults(run=run_capture)
+
+    plan = commands.add_parser(
+        "plan",
+        help="plan a model's training step within a budget",
+        description="Captures, profiles and solves; writes the plan for rekindle.Plan.load.",
+        allow_abbrev=False,
+    )
+    plan.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
+    plan.add_argument("--budget", metavar="B", help=BUDGET_HELP)
+    plan.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
+    plan.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    plan.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
+    plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
+    add_budget_options(plan)
+    _common(plan)
+    plan.set_defaults(run=run_plan)
+
+    verify = commands.add_parser(
+        "verify",
+        help="compare a managed model with the original, to the bit",
+        description="Runs one step of both from the same state: outputs, gradients, buffers, "
+        "random streams. Exit code 1 where anything differs.",
+        allow_abbrev=False,
+    )
+    verify.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
+    choice = verify.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--budget", metavar="B", help=BUDGET_HELP)
+    choice.add_argument("--plan", metavar="PLAN.json", help="a plan file to apply")
+    verify.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
+    verify.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    _common(verify)
+    verify.set_defaults(run=run_verify)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument(
+        "--outputs-dropped",
+        action="store_true",
+        help="outputs besides the loss are dropped before the backward",
+    )
+    add_profile_options(parser)
+
+
+def run_capture(arguments: argparse.Namespace) -> ExitCode:
+    from rekindle.api import plan
+
+    model, args, kwargs = load_sample(arguments.factory)
+    with profiling_shown(quiet=arguments.quiet or arguments.json) as listener:
+        found = plan(
+            model,
+            args,
+            kwargs,
+            schedule=keep_all,
+            on_progress=listener,
+            hold_outputs=not arguments.outputs_dropped,
+            **profile_options(arguments),
+        )
+    write_problem(arguments.output, found.problem)
+    record = {
+        "problem": arguments.output,
+        "name": found.problem.name,
+        "num_ops": len(found.problem.ops),
+        "num_values": len(found.problem.values),
+        "keep_all_peak": found.keep_all_peak_bytes,
+        "keep_all_cost": found.keep_all_cost_ns,
+    }
+    if arguments.json:
+        show.print_json(record)
+    else:
+        peak = show.size(found.problem, found.keep_all_peak_bytes)
+        print(
+            f"{arguments.output}: {found.problem.name}, {len(found.problem.ops)} ops, "
+            f"{len(found.problem.values)} values; {peak} when everything is kept"
+        )
+    return ExitCode.DONE
+
+
+def run_plan(arguments: argparse.Namespace) -> ExitCode:
+    from rekindle.api import plan
+
+    if arguments.budget is None and arguments.device_budget is None:
+        raise RekindleError("give --budget (of a step) or --device-budget (of the device)")
+    model, args, kwargs = load_sample(arguments.factory)
+    quiet = arguments.quiet or arguments.json
+    with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+        found = plan(
+            model,
+            args,
+            kwargs,
+            budget=arguments.budget,
+            solver=arguments.solver,
+            time_limit_s=arguments.time_limit,
+            seed=arguments.seed,
+            on_progress=listener,
+            hold_outputs=not arguments.outputs_dropped,
+            **budget_options(arguments),
+            **profile_options(arguments),
+        )
+    if arguments.output:
+        found.save(arguments.output)
+    trace = simulate(found.problem, found.schedule)
+    if arguments.json:
+        show.print_json(
+            {
+                "status": found.status.name,
+                "solver": found.solver,
+                "peak": found.peak_bytes,
+                "cost": found.cost_ns,
+                "overhead": found.overhead,
+                "keep_all_peak": found.keep_all_peak_bytes,
+                "keep_all_cost": found.keep_all_cost_ns,
+                "budget": found.budget_bytes,
+                "bound": found.bound,
+                "num_recomputed": trace.num_recomputed,
+                "plan": arguments.output,
+            }
+        )
+        return ExitCode.DONE
+    problem = found.problem
+    print(
+        f"{problem.name}: {show.size(problem, found.keep_all_peak_bytes)} -> "
+        f"{show.size(problem, found.peak_bytes)} (budget "
+        f"{show.size(problem, found.budget_bytes or 0)}), {100 * found.overhead:+.1f} % time, "
+        f"{trace.num_recomputed} ops run again; {found.solver}, {found.status.value}"
+    )
+    if arguments.output:
+        print(f"written to {arguments.output}")
+    return ExitCode.DONE
+
+
+def run_verify(arguments: argparse.Namespace) -> ExitCode:
+    from rekindle.api import rematerialize
+    from rekindle.equality import verify
+    from rekindle.stored import load_plan
+
+    model, args, kwargs = load_sample(arguments.factory)
+    quiet = arguments.quiet or arguments.json
+    if arguments.plan is not None:
+        managed = load_plan(arguments.plan).apply(model, args, kwargs, on_miss="raise")
+    else:
+        with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+            managed = rematerialize(
+                model,
+                args,
+                kwargs,
+                budget=arguments.budget,
+                solver=arguments.solver,
+                time_limit_s=arguments.time_limit,
+                on_miss="raise",
+                on_progress=listener,
+                hold_outputs=not arguments.outputs_dropped,
+                **profile_options(arguments),
+            )
+    verdict = verify(model, managed, args, kwargs)
+    if arguments.json:
+        show.print_json(
+            {
+                "equal": verdict.equal,
+                "num_compared": len(verdict.items),
+                "differences": list(verdict.differences),
+            }
+        )
+    else:
+        print(verdict)
+    return ExitCode.DONE if verdict.equal else ExitCode.NO
+
+
+def shown_solver(quiet: bool) -> Any:
+    """Progress of solvers, in the units of a captured problem."""
+    from rekindle.core import Problem
+
+    return shown(Problem((), ()), quiet=quiet)
+
+
+def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Imports the factory and calls it."""
+    from torch import nn
+
+    made = _factory(name)()
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        raise FileError(
+            f"{name} returned a {type(made).__name__}; expected (model, args, kwargs) with an "
+            "nn.Module first"
+        )
+    args = parts[1] if len(parts) > 1 else ()
+    kwargs = parts[2] if len(parts) > 2 else {}
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
+        raise FileError(f"{name}: args must be a tuple and kwargs a dict")
+    return parts[0], tuple(args), dict(kwargs)
+
+
+def _factory(name: str) -> Callable[[], Any]:
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise FileError(f"{name!r} does not name a factory; expected {FACTORY_HELP}")
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            raise FileError(f"there is no file {where}")
+        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(spec.name, module)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")  # as `python -m` does
+        try:
+            module = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise FileError(f"module {where!r} cannot be imported: {error}") from None
+        finally:
+            sys.path.remove("")
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise FileError(f"{where} has no function {attribute!r}")
+    return found  # type: ignore[no-any-return]
