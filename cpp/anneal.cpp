@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <thread>
 
 #include "anneal_moves.h"
@@ -17,7 +16,6 @@ namespace rekindle {
 namespace {
 
 constexpr std::int64_t period = 1024;  // moves between looks at the clock
-constexpr double inf = std::numeric_limits<double>::infinity();
 
 class Annealer {
    public:
@@ -64,15 +62,20 @@ class Annealer {
         notice();
     }
 
-    AnnealResult run(Control& control, bool host) {
+    // Ends at the latest when the control's clock shows `until_s`.
+    AnnealResult run(Control& control, bool host, double until_s) {
         if (line_.num_steps() == 0 || control.expired(host)) return finish();
+        begun_s_ = control.elapsed_s();
+        until_s_ = until_s;
         temperature_ = hot_;
         while (result_.moves < options_.max_moves) {
             const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
             for (; result_.moves < stop; ++result_.moves) step();
             if (result_.within && result_.best_cost <= options_.enough) break;
             if (control.expired(host)) break;
-            between(control);
+            const double now_s = control.elapsed_s();
+            if (now_s > until_s_) break;
+            between(now_s);
         }
         return finish();
     }
@@ -209,11 +212,18 @@ class Annealer {
 
     // --- between periods ------------------------------------------------------------------------
 
-    void between(const Control& control) {
-        double done = static_cast<double>(result_.moves) / static_cast<double>(options_.max_moves);
-        if (control.time_limit_s < 1e17)
-            done = std::max(done, control.elapsed_s() / control.time_limit_s);
-        done = std::min(done, 1.0);
+    // Cools by the moves made, which is the same in every run; by the clock only where the moves
+    // will not all be made in time.
+    double progress(double now_s) const {
+        const double made = static_cast<double>(result_.moves);
+        const double by_moves = made / static_cast<double>(options_.max_moves);
+        const double by_time = (now_s - begun_s_) / std::max(1e-9, until_s_ - begun_s_);
+        const bool late = result_.moves > 16 * period && by_time > by_moves;
+        return std::clamp(late ? by_time : by_moves, 0.0, 1.0);
+    }
+
+    void between(double now_s) {
+        const double done = progress(now_s);
         temperature_ = hot_ * std::pow(cold_ / hot_, done);
         adapt_price();
         if (since_respace_ > static_cast<std::int64_t>(line_.num_steps()) * 4 ||
@@ -242,6 +252,7 @@ class Annealer {
     double mean_cost_ = 1, mean_size_ = 1;
     double hot_ = 1, cold_ = 1, temperature_ = 1;
     double price_ = 1, first_price_ = 1;
+    double begun_s_ = 0, until_s_ = 0;
     double value_ = 0;  // of the objective, where it is not `area`
     std::int64_t smallest_ = -1;
     std::int64_t since_respace_ = 0;
@@ -253,7 +264,7 @@ class Annealer {
 
 AnnealResult anneal(const Problem& problem, std::span<const Id> start, const AnnealOptions& options,
                     Control& control, bool host) {
-    return Annealer(problem, start, options).run(control, host);
+    return Annealer(problem, start, options).run(control, host, control.time_limit_s);
 }
 
 std::vector<AnnealResult> anneal_seeds(const Problem& problem,
@@ -263,12 +274,18 @@ std::vector<AnnealResult> anneal_seeds(const Problem& problem,
                                        Control& control) {
     std::vector<AnnealResult> results(seeds.size());
     std::atomic<std::size_t> next{0}, first_enough{seeds.size()};
+    const auto threads = static_cast<std::size_t>(std::max(1, num_threads));
     auto work = [&](bool host) {
         for (std::size_t k; (k = next++) < seeds.size();) {
             if (k > first_enough) break;
             AnnealOptions mine = options;
             mine.seed = seeds[k];
-            results[k] = anneal(problem, starts[k % starts.size()], mine, control, host);
+            // The seeds that still wait for a thread get their share of what time is left.
+            const auto rounds = static_cast<double>((seeds.size() - k + threads - 1) / threads);
+            const double now_s = control.elapsed_s();
+            const double until_s = now_s + (control.time_limit_s - now_s) / rounds;
+            results[k] = Annealer(problem, starts[k % starts.size()], mine)
+                             .run(control, host, until_s);
             if (!results[k].within || results[k].best_cost > options.enough) continue;
             for (std::size_t best = first_enough; k < best;)
                 if (first_enough.compare_exchange_weak(best, k)) break;

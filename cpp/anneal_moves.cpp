@@ -68,13 +68,27 @@ Slot Moves::random_near(Slot from, Slot low, Slot high) {
 
 // Between the copies that the step reads and the first read of what it makes.
 void Moves::window(Id op, Slot t, Slot& low, Slot& high) const {
-    low = Timeline::none;
-    high = line_.num_slots();
-    for (Id v : p_.inputs[op]) low = std::max(low, line_.made_before(v, t));
+    low = last_made(op, t, line_.num_slots());
+    high = first_read(op, t);
+}
+
+Slot Moves::first_read(Id op, Slot t) const {
+    Slot high = line_.num_slots();
     for (Id v : p_.outputs[op]) {
         const Slot read = line_.read_after(v, t);
         if (read != Timeline::none) high = std::min(high, read);
     }
+    return high;
+}
+
+// The latest copy that the step reads; `enough` or later is late enough to stop looking.
+Slot Moves::last_made(Id op, Slot t, Slot enough) const {
+    Slot low = Timeline::none;
+    for (Id v : p_.inputs[op]) {
+        low = std::max(low, line_.made_before(v, t));
+        if (low >= enough) break;
+    }
+    return low;
 }
 
 // A step whose place is to change, and where it would go: half the time any step, else one that
@@ -86,10 +100,17 @@ bool Moves::aim(Slot& from, Slot& low, Slot& high) {
             from = random_near(hot, Timeline::none, line_.num_slots());
             const Id op = line_.op_at(from);
             if (op < 0) continue;
-            window(op, from, low, high);
-            if (low >= hot || hot >= high) continue;
-            if (from < hot) low = hot;
-            if (from > hot) high = hot;
+            if (from == hot) {
+                window(op, from, low, high);
+            } else if (from < hot) {
+                high = first_read(op, from);
+                if (high <= hot) continue;
+                low = hot;
+            } else {
+                low = last_made(op, from, hot);
+                if (low >= hot) continue;
+                high = hot;
+            }
             return true;
         }
     }

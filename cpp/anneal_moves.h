@@ -34,6 +34,8 @@ class Moves {
     Slot random_step();
     Slot random_near(Slot from, Slot low, Slot high);
     void window(Id op, Slot t, Slot& low, Slot& high) const;
+    Slot first_read(Id op, Slot t) const;
+    Slot last_made(Id op, Slot t, Slot enough) const;
     bool aim(Slot& from, Slot& low, Slot& high);
     Slot hot_step();
     bool propose_shift();

@@ -63,7 +63,7 @@ class Timeline {
     Slot made_before(Id v, Slot t) const;       // the copy that a step at t would read
     Slot made_after(Id v, Slot t) const;        // the next copy, or `none`
     Slot read_after(Id v, Slot t) const;        // the first read after t of the copy current at t
-    Slot last_read_before(Id v, Slot t) const;  // of the copy current at t; the copy's own slot else
+    Slot last_read_before(Id v, Slot t) const;  // of the copy current at t; else where it is made
     Slot run_of(Id op, std::int32_t k) const;   // the slot of the k-th run
     bool lives_at(Id v, Slot t) const;          // current at t and still to be read after it
     int num_reads(Id v, Slot made) const;       // reads of the copy made there
@@ -221,7 +221,8 @@ inline std::span<const std::int32_t> Timeline::events(Id v) const {
 }
 
 // The number of events before `event`.
-inline std::size_t Timeline::position(std::span<const std::int32_t> list, std::int32_t event) const {
+inline std::size_t Timeline::position(std::span<const std::int32_t> list,
+                                      std::int32_t event) const {
     if (list.size() > 24)
         return static_cast<std::size_t>(std::lower_bound(list.begin(), list.end(), event) -
                                         list.begin());
@@ -231,7 +232,8 @@ inline std::size_t Timeline::position(std::span<const std::int32_t> list, std::i
 }
 
 inline std::int64_t Timeline::memory_at(Slot t) const {
-    return memory_[static_cast<std::size_t>(t)] + pending_[static_cast<std::size_t>(t >> block_bits_)];
+    return memory_[static_cast<std::size_t>(t)] +
+           pending_[static_cast<std::size_t>(t >> block_bits_)];
 }
 
 inline Slot Timeline::made_before(Id v, Slot t) const {

@@ -323,8 +323,11 @@ NB_MODULE(_native, m) {
             limit(control, time_limit_s);
             auto results =
                 anneal_seeds(problem, starts, options, seeds, custom ? 1 : num_threads, control);
-            const bool timed_out = control.elapsed_s() > time_limit_s;
-            const char* ended = !control.stop ? "" : timed_out ? "time limit" : "interrupt";
+            bool cut = false;
+            for (const AnnealResult& r : results)
+                cut = cut || (r.moves < max_moves && !(r.within && r.best_cost <= enough));
+            const bool interrupted = control.stop && control.elapsed_s() <= time_limit_s;
+            const char* ended = interrupted ? "interrupt" : cut ? "time limit" : "";
             return std::tuple(std::move(results), std::string(ended));
         },
         "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,

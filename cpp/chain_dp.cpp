@@ -103,23 +103,33 @@ class Persistent final : public ChainTable {
         for (std::size_t s = low * tile; s < (low + 1) * tile; ++s)
             for (std::size_t t = high * tile; t < t_end; ++t) limit = std::max(limit, enough(s, t));
         limit = std::min(limit, width_);
+        const std::size_t first_cut = (low + 1) * tile, last_cut = high * tile;
+        starts_.clear();
+        for (std::size_t cut = first_cut; cut <= last_cut; ++cut)
+            for (std::size_t s = low * tile; s < (low + 1) * tile; ++s)
+                for (std::size_t t = high * tile; t < t_end; ++t)
+                    starts_.push_back(split_start(s, cut, t));
         for (std::size_t from = 0; from < limit; from += chunk) {
             const std::size_t to = std::min(from + chunk, limit);
-            for (std::size_t cut = (low + 1) * tile; cut <= high * tile; ++cut)
+            const std::size_t* start = starts_.data();
+            for (std::size_t cut = first_cut; cut <= last_cut; ++cut)
                 for (std::size_t s = low * tile; s < (low + 1) * tile; ++s)
-                    for (std::size_t t = high * tile; t < t_end; ++t) split(s, cut, t, from, to);
+                    for (std::size_t t = high * tile; t < t_end; ++t)
+                        split(s, cut, t, std::max(from, *start++), std::min(to, enough(s, t)));
         }
+    }
+
+    // The fewest slots with which the chain can be split there.
+    std::size_t split_start(std::size_t s, std::size_t cut, std::size_t t) {
+        return std::max({least(s, cut - 1), least(cut, t) + chain_.input[cut],
+                         chain_.bare_need(s, cut - 1, t)});
     }
 
     // C_ck: bare from s to cut - 1, then the part (cut, t), then the part (s, cut - 1).
     void split(std::size_t s, std::size_t cut, std::size_t t, std::size_t from, std::size_t to) {
-        const std::size_t kept = chain_.input[cut];
-        from = std::max({from, least(s, cut - 1), least(cut, t) + kept,
-                         chain_.bare_need(s, cut - 1, t)});
-        to = std::min(to, enough(s, t));
         if (from < to)
-            relax_sum(row(s, t), row(cut, t), kept, row(s, cut - 1), chain_.bare_cost(s, cut), from,
-                      to);
+            relax_sum(row(s, t), row(cut, t), chain_.input[cut], row(s, cut - 1),
+                      chain_.bare_cost(s, cut), from, to);
     }
 
     void finish(std::size_t low, std::size_t high) {
@@ -129,7 +139,7 @@ class Persistent final : public ChainTable {
             for (std::size_t s = std::min(s_end, t + 1); s-- > low * tile;) {
                 for (std::size_t cut = s + 1; cut <= t; ++cut)
                     if (low == high || cut < s_end || cut > high * tile)
-                        split(s, cut, t, 0, width_);
+                        split(s, cut, t, split_start(s, cut, t), enough(s, t));
                 save_first(s, t);
                 const double* done = row(s, t);
                 least(s, t) = static_cast<std::size_t>(
@@ -189,6 +199,7 @@ class Persistent final : public ChainTable {
     std::vector<double> rows_;          // column by column: (s, t) for t, then s
     std::vector<std::size_t> least_;    // the fewest slots with which a part can be run
     std::vector<std::size_t> enough_;   // slots beyond which more memory does not help
+    std::vector<std::size_t> starts_;   // of the splits of the current tiles
 };
 
 }  // namespace

@@ -53,6 +53,7 @@ void EvictWalk::reset() {
     pins_.assign(num_values, 0);
     next_use_.assign(use_start_.begin(), use_start_.end() - 1);
     alive_.clear();
+    fixed_values_.clear();
     place_.assign(num_values, 0);
     projected_.assign(num_values, -1);
     victims_.clear();
@@ -144,7 +145,7 @@ void EvictWalk::execute(Id op) {
         alive_.push_back(v);
         changed(v);
         // What a run-once op makes cannot come back: it stays until nothing can need it.
-        if (p.is_once(op)) fixed_[idx(v)] = 1;
+        if (p.is_once(op)) fix(v);
     }
 }
 
@@ -236,6 +237,11 @@ bool EvictWalk::make_room(Id op) {
     return fits;
 }
 
+void EvictWalk::fix(Id v) {
+    fixed_[idx(v)] = 1;
+    fixed_values_.push_back(v);
+}
+
 // Whether the input v of `op` may go with this step: nobody else needs it at once, it can come back,
 // and it is not what the loss op leaves to the caller.
 bool EvictWalk::may_die(Id v, Id op) const {
@@ -262,8 +268,9 @@ bool EvictWalk::overwrite(Id op, std::int64_t& fresh) {
 // no more bytes (beyond the final outputs) than it frees. The largest such value goes.
 bool EvictWalk::release(bool anyway) {
     Id best = -1;
-    for (Id v : alive_) {
-        if (fixed_[idx(v)] != 1 || is_target_[idx(v)] || pins_[idx(v)] > 0) continue;
+    std::erase_if(fixed_values_, [&](Id v) { return !live_[idx(v)] || fixed_[idx(v)] != 1; });
+    for (Id v : fixed_values_) {
+        if (is_target_[idx(v)] || pins_[idx(v)] > 0) continue;
         if (best >= 0 && p.size_of(v) <= p.size_of(best)) continue;
         if (p.size_of(v) == 0 || next_use(v, now_) != never) continue;
         if (can_release(v, anyway)) best = v;
@@ -272,7 +279,7 @@ bool EvictWalk::release(bool anyway) {
     for (Id i : p.readers[best]) {
         if (p.is_once(i)) continue;
         for (Id w : p.outputs[i])
-            if (last_need_[idx(w)] >= now_ && fixed_[idx(w)] == 0) fixed_[idx(w)] = 1;
+            if (last_need_[idx(w)] >= now_ && fixed_[idx(w)] == 0) fix(w);
     }
     drop(best);
     return true;

@@ -59,6 +59,7 @@ class EvictWalk {
     bool may_die(Id v, Id op) const;
     bool overwrite(Id op, std::int64_t& fresh);
     bool release(bool anyway);
+    void fix(Id v);
     bool can_release(Id v, bool anyway) const;
     Id choose();
     double score(Id v);
@@ -86,6 +87,7 @@ class EvictWalk {
     std::vector<std::int32_t> pins_;
     std::vector<std::size_t> next_use_;
     std::vector<Id> alive_;
+    std::vector<Id> fixed_values_;    // of which some may be gone
     std::vector<std::size_t> place_;  // position in alive_
     std::vector<double> projected_;   // what it costs to bring a live value back; < 0: not known
     std::vector<Entry> victims_;      // the next ones to go, worst first

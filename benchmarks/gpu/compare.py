@@ -115,6 +115,7 @@ def prepare_rekindle(
     managed = rekindle.rematerialize(
         load.model, args=load.args, kwargs=load.kwargs, budget=budget, profile="measure",
         time_limit_s=limit_s,
+        hold_outputs=not load.loss_inside,
     )  # fmt: skip
     plan = managed.plan
     return managed, {

@@ -20,6 +20,7 @@ class Workload:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Callable[[Any], torch.Tensor] = lambda out: out.loss
+    loss_inside: bool = False  # the model returns its loss; the step keeps nothing else it returns
     enable_own: Callable[[nn.Module], None] | None = None  # the model's own block switch
     blocks: Callable[[nn.Module], list[nn.Module]] | None = None  # its repeated blocks
 
@@ -53,6 +54,7 @@ def _llama(device: str, small: bool, batch: int = 4, length: int = 4096) -> Work
     return Workload(
         model,
         kwargs={"input_ids": ids, "labels": ids},
+        loss_inside=True,
         enable_own=_hf_switch,
         blocks=lambda m: list(m.model.layers),
     )
@@ -80,6 +82,7 @@ def _gpt2(
     return Workload(
         model,
         kwargs={"input_ids": ids, "labels": ids},
+        loss_inside=True,
         enable_own=_hf_switch,
         blocks=lambda m: list(m.transformer.h),
     )
@@ -102,7 +105,12 @@ def _t5(device: str, small: bool) -> Workload:
         model = T5ForConditionalGeneration(config).train()
     batch, length = (2, 16) if small else (16, 512)
     ids = _tokens(config.vocab_size, batch, length, device)
-    return Workload(model, kwargs={"input_ids": ids, "labels": ids}, enable_own=_hf_switch)
+    return Workload(
+        model,
+        kwargs={"input_ids": ids, "labels": ids},
+        loss_inside=True,
+        enable_own=_hf_switch,
+    )
 
 
 def _images(device: str, batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:

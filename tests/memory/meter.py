@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rekindle.profile import blocks_of
+
 
 class LiveMeter(TorchDispatchMode):
     """Counts every storage that an op makes while the mode is on, until that storage is gone.
@@ -22,9 +24,14 @@ class LiveMeter(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.peak_op = ""
+        resident = list(resident)
         self._known: dict[int, weakref.finalize | None] = {
             t.untyped_storage()._cdata: None for t in resident
         }
+        # What the device's allocator takes for each storage: a GPU's rounds up. Small seeds that
+        # GPU kernels leave in host memory count as the GPU's: that is how fake tensors see them.
+        kinds = {t.device.type for t in resident}
+        self._blocks = blocks_of("cuda" if "cuda" in kinds else "cpu")
         self._paused = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -40,7 +47,7 @@ class LiveMeter(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        size = storage.nbytes()
+        size = self._blocks.block_bytes(storage.nbytes())
         self._known[key] = weakref.finalize(storage, self._gone, key, size)
         self.live += size
         if self.live > self.peak:

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import CaptureError
 from rekindle.partition.chain import Block, Chain, Option
+from rekindle.torch_compat import TorchDispatchMode
 
 TRIALS = 3
 

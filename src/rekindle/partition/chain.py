@@ -103,6 +103,16 @@ def find_chain(problem: Problem, max_blocks: int | None = None) -> Chain | str:
     return rows if isinstance(rows, str) else Measure(problem, rows).chain()
 
 
+def unmeasured_chain(problem: Problem, rows: Rows) -> Chain:
+    """The blocks as op ids alone, for methods that ask for no sizes."""
+    loss = () if problem.loss_op is None else (problem.loss_op,)
+    blocks = []
+    for k, (forward, backward) in enumerate(zip(rows.forward, rows.backward, strict=True)):
+        behind = (*loss, *backward) if k == len(rows) - 1 else backward
+        blocks.append(Block(0, 0, 0, 0, 0, (Option(0, 0, 0, 0, forward, behind),), forward))
+    return Chain(tuple(blocks), 0, rows.prelude)
+
+
 class Measure:
     """Sizes and costs of each block, by simulating it alone."""
 

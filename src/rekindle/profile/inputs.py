@@ -132,9 +132,13 @@ def make_inputs(
         start, count = extents[spec.alias]
         base = storages.get(spec.alias)
         if base is None:
-            base = torch.empty(count, dtype=torch.uint8, device=device)
+            # A scalar that stays on the host beside an op on a GPU is made there.
+            here = spec.device == device.type
+            where = device if here else torch.device(spec.device)
+            source = generator if here else torch.Generator(where).manual_seed(0)
+            base = torch.empty(count, dtype=torch.uint8, device=where)
             typed = base[: count - count % spec.itemsize].view(spec.torch_dtype)
-            _fill(typed, roles.get(id(spec), _Role()), generator)
+            _fill(typed, roles.get(id(spec), _Role()), source)
             storages[spec.alias] = base
         typed = base[: count - count % spec.itemsize].view(spec.torch_dtype)
         offset = spec.offset - start // spec.itemsize

@@ -8,7 +8,7 @@ every process and can be a key on disk. Nothing else of the graph enters.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,51 @@ def signature(node: fx.Node) -> OpCall:
     record = [name, [_record(a) for a in args], {k: _record(v) for k, v in kwargs.items()}]
     key = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return OpCall(node.target, name, args, kwargs, outputs, num_inputs, key)
+
+
+class QuickKeys:
+    """Tells equal calls of one graph apart from different ones without writing them out: every
+    tensor is read once, and a call is a tuple of small numbers. Equal keys mean equal signatures;
+    the reverse need not hold."""
+
+    def __init__(self) -> None:
+        self._facts: dict[fx.Node, Any] = {}
+        self._numbers: dict[TensorSpec, int] = {}
+
+    def key(self, node: fx.Node) -> Hashable:
+        storages: dict[int, int] = {}
+        args = tuple([self._part(a, storages) for a in node.args])
+        if not node.kwargs:
+            return (node.target, args)
+        kwargs = tuple([(k, self._part(v, storages)) for k, v in sorted(node.kwargs.items())])
+        return (node.target, args, kwargs)
+
+    def _part(self, arg: Any, storages: dict[int, int]) -> Any:
+        if isinstance(arg, fx.Node):
+            facts = self._facts.get(arg)
+            if facts is None:
+                facts = self._facts[arg] = self._read(arg.meta["val"]) if "val" in arg.meta else arg
+            return self._numbered(facts, storages)
+        if isinstance(arg, (list, tuple)):
+            return tuple([self._part(a, storages) for a in arg])
+        return (type(arg), arg)  # 1, 1.0 and True are equal to Python and not to an op
+
+    def _read(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            spec = spec_of(value, {})
+            number = self._numbers.setdefault(spec, len(self._numbers))
+            return [StorageWeakRef(value.untyped_storage()).cdata, number]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._read(v) for v in value)
+        return (type(value), value)
+
+    def _numbered(self, facts: Any, storages: dict[int, int]) -> Any:
+        if isinstance(facts, list):
+            storage, number = facts
+            return (storages.setdefault(storage, len(storages)), number)
+        if isinstance(facts, tuple) and facts and isinstance(facts[0], (list, tuple)):
+            return tuple([self._numbered(f, storages) for f in facts])
+        return facts
 
 
 def target_name(target: Any) -> str:

@@ -12,7 +12,7 @@ excess of host time everywhere, chosen so that the sum over the graph is what th
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,7 @@ from rekindle.profile.cache import ProfileCache, device_name, environment
 from rekindle.profile.device import DeviceDescription, load_device
 from rekindle.profile.estimate import estimate
 from rekindle.profile.measure import Bench, DeviceLost, DoesNotFit, bench_for, measure, undisturbed
-from rekindle.profile.signature import OpCall, signature
+from rekindle.profile.signature import OpCall, QuickKeys, signature
 
 _SETUP_S = {"cpu": 0.015, "cuda": 0.012}  # per distinct op: inputs, memory run, repeats
 
@@ -109,14 +109,25 @@ def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list
     names: list[str] = []
     which: list[int] = []
     calls: list[OpCall] = []
+    quick = QuickKeys()
+    seen: dict[Hashable, int] = {}
     position: dict[str, int] = {}
     for node in nodes:
         if node.op != "call_function":
             continue
-        call = signature(node)
-        index = position.setdefault(call.key, len(calls))
-        if index == len(calls):
-            calls.append(call)
+        key: Hashable = None
+        try:
+            key = quick.key(node)
+            index = seen.get(key, -1)
+        except TypeError:  # an argument that cannot be hashed
+            index = -1
+        if index < 0:
+            call = signature(node)
+            index = position.setdefault(call.key, len(calls))
+            if index == len(calls):
+                calls.append(call)
+            if key is not None:
+                seen[key] = index
         names.append(node.name)
         which.append(index)
     return names, which, calls

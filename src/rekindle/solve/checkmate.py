@@ -223,6 +223,8 @@ class _Search:
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True
         if relaxed.outcome is not Outcome.OPTIMAL:
+            if relaxed.outcome is Outcome.ERROR:
+                self.stopped_by = "failure of the LP solver"
             return False
         assert relaxed.x is not None
         assert relaxed.reduced_costs is not None
@@ -273,7 +275,7 @@ class _Search:
             return False
         if result.x is not None:
             schedule = staged.schedule(result.x)
-            if simulate(self.problem, schedule).peak > self.budget:
+            if not self._fits(schedule):
                 return self._with_margin(staged, result, margin)
             self.offer(schedule)
         return result.outcome is not Outcome.STOPPED or result.bound > limit
@@ -281,26 +283,24 @@ class _Search:
     def _with_margin(self, staged: StagedModel, result: MIPAnswer, margin: float) -> bool:
         """The MIP's tolerance let a schedule slightly above the budget through: solve again with
         a little less. What the first solve proved still holds, if that is enough."""
-        if margin > 0:
-            self.stopped_by = "numerical tolerance"
-            return False
-        ended = self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)
-        proven = result.bound >= self.best_extra / staged.scale - 2 * _TOLERANCE
-        return ended and proven
+        ended = not margin and self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)
+        if ended and result.bound >= self.best_extra / staged.scale - 2 * _TOLERANCE:
+            return True
+        self.stopped_by = self.stopped_by or "numerical tolerance"
+        return False
 
     def offer(self, schedule: Schedule) -> None:
         """Keeps the schedule if it is within the budgets and the cheapest so far."""
-        trace = simulate(self.problem, schedule)
-        extra = trace.cost - self.total
-        if trace.peak > self.budget or extra >= self.best_extra:
-            return
-        if (
-            self.save_budget is not None
-            and saved_at_loss(self.problem, schedule) > self.save_budget
-        ):
-            return
-        self.best, self.best_extra = schedule, extra
-        self.tell()
+        extra = simulate(self.problem, schedule).cost - self.total
+        if extra < self.best_extra and self._fits(schedule):
+            self.best, self.best_extra = schedule, extra
+            self.tell()
+
+    def _fits(self, schedule: Schedule) -> bool:
+        if simulate(self.problem, schedule).peak > self.budget:
+            return False
+        limit = self.save_budget
+        return limit is None or saved_at_loss(self.problem, schedule) <= limit
 
     def tell(self, bound: float = 0.0) -> None:
         """Reports the best cost and the bound; that of a level holds up to its cap."""

@@ -43,6 +43,7 @@ LARGEST_COSTS = 2**56
 class _Stage:
     num_seeds: int
     share: float  # of all moves, for all seeds of the stage together
+    time_share: float  # of the time that is left, at most
     hot: float
     cold: float
     afresh: bool  # from the first schedule, not from the best
@@ -110,12 +111,12 @@ class FastSA:
         if not self._by_area:
             if warm:  # after the groups: from their final temperature down (D.4)
                 hot, cold = cold, cold * 1e-4
-            return (_Stage(self.num_seeds, 1.0, hot, cold, afresh=not warm),)
+            return (_Stage(self.num_seeds, 1.0, 1.0, hot, cold, afresh=not warm),)
         return (
-            _Stage(self.num_seeds, 0.5, hot, 2.5 * cold, afresh=not warm),
-            _Stage(1, 0.5, hot / 10, cold, afresh=False),
+            _Stage(self.num_seeds, 0.5, 0.6, hot, 2.5 * cold, afresh=not warm),
+            _Stage(1, 0.5, 0.9, hot / 10, cold, afresh=False),
             # Still nothing within the budget: then the smallest peak.
-            _Stage(1, 0.25, hot / 10, cold, afresh=False, ratchet=True),
+            _Stage(1, 0.25, 1.0, hot / 10, cold, afresh=False, ratchet=True),
         )
 
     @property
@@ -139,7 +140,7 @@ class FastSA:
         grouped = grouping.problem
         start = list(range(len(grouped.ops)))
         hot, cold = self.temperatures or ((50.0, 0.02) if self._by_area else (1e-3, 1e-7))
-        stage = _Stage(self.num_seeds, 1.0, hot, cold, afresh=True)
+        stage = _Stage(self.num_seeds, 1.0, 0.8, hot, cold, afresh=True)
         found = search.anneal(
             grouped,
             [start],
@@ -198,8 +199,8 @@ class Reorder:
         if warm_start is not None and max(run_native(problem, warm_start).runs, default=0) <= 1:
             search.offer(warm_start.ops)
         stages = (
-            _Stage(self.num_seeds, 0.6, 50.0, 0.02, afresh=True, ratchet=True),
-            _Stage(1, 0.4, 5.0, 0.02, afresh=False, ratchet=True),
+            _Stage(self.num_seeds, 0.6, 0.6, 50.0, 0.02, afresh=True, ratchet=True),
+            _Stage(1, 0.4, 1.0, 5.0, 0.02, afresh=False, ratchet=True),
         )
         num_moves = self.num_moves or default_moves(problem) // 2
         try:
@@ -227,6 +228,7 @@ class _Search:
         self.best: tuple[int, int, list[int]] | None = None  # cost, peak, ops; within the budget
         self.smallest: tuple[int, int, list[int]] | None = None  # peak, cost, ops
         self.ended = ""
+        self.cut = False  # some stage had no time for all of its moves
         self.runs = 0
 
     @property
@@ -262,13 +264,14 @@ class _Search:
     ) -> list[list[int]]:
         first = self.seed * 100_000 + self.runs
         self.runs += stage.num_seeds
-        results, self.ended = _native.anneal(
+        left_s = max(0.0, self.limit_s - (time.monotonic() - self.start))
+        results, ended = _native.anneal(
             problem.native,
             starts,
             self.budget,
             seeds=[first + k for k in range(stage.num_seeds)],
             max_moves=max(1, int(num_moves * stage.share / stage.num_seeds)),
-            time_limit_s=max(0.0, self.limit_s - (time.monotonic() - self.start)),
+            time_limit_s=left_s * stage.time_share,
             num_threads=self.num_threads,
             hot=stage.hot,
             cold=stage.cold,
@@ -276,6 +279,11 @@ class _Search:
             enough=self.bound if enough is None else enough,
             **options,
         )
+        self.cut = self.cut or ended == "time limit"
+        if ended == "interrupt":
+            self.ended = ended
+        elif time.monotonic() - self.start >= self.limit_s:
+            self.ended = "time limit"
         return [r.best if r.within else r.smallest for r in results]
 
     def solution(self) -> Solution:
@@ -286,8 +294,15 @@ class _Search:
             found,
             solver=self.name,
             bound=self.bound,
-            stopped_by=self.ended or ("proof" if self.done else "move limit"),
+            stopped_by=self._stopped_by(),
         )
+
+    def _stopped_by(self) -> str:
+        if self.ended:
+            return self.ended
+        if self.done:
+            return "proof"
+        return "time limit" if self.cut else "move limit"
 
 
 def default_moves(problem: Problem) -> int:

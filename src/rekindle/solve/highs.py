@@ -215,6 +215,7 @@ def _run(highs: Any, deliver: Callable[[], None], stop: threading.Event) -> bool
             event.data_in.user_interrupt = True
 
     failure: list[BaseException] = []
+    done = threading.Event()
 
     def work() -> None:
         try:
@@ -223,16 +224,20 @@ def _run(highs: Any, deliver: Callable[[], None], stop: threading.Event) -> bool
             highs.resetGlobalScheduler(False)
         except BaseException as error:  # carried into the caller's thread
             failure.append(error)
+        finally:
+            done.set()
 
     for callback in (highs.cbSimplexInterrupt, highs.cbIpmInterrupt, highs.cbMipInterrupt):
         callback.subscribe(check)
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
     interrupted = False
-    while thread.is_alive():
+    thread.start()
+    while True:
         try:
-            thread.join(0.05)
-            deliver()
+            # Not `join`: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended.
+            while not done.wait(0.05):
+                deliver()
+            break
         except KeyboardInterrupt:
             interrupted = True
             stop.set()

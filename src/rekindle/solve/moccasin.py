@@ -108,10 +108,13 @@ class _Search:
             if max(simulate(self.problem, inside).runs) <= self.options.max_runs:
                 self.offer(inside)
         infeasible = False
-        if self.best is None:
-            infeasible = self._phase_1()
-        while not infeasible and self.least_extra < self.best_extra and not self.stopped_by:
-            infeasible = self._phase_2()
+        try:
+            if self.best is None:
+                infeasible = self._phase_1()
+            while not infeasible and self.least_extra < self.best_extra and not self.stopped_by:
+                infeasible = self._phase_2()
+        except KeyboardInterrupt:
+            self.stopped_by = "interrupt"
         optimal = self.best is not None and self.least_extra >= self.best_extra
         if not optimal and not infeasible and not self.stopped_by:
             self.stopped_by = "time limit"

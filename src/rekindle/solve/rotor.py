@@ -18,11 +18,10 @@ kept) or by an option that saves what its backward reads (F_all); B is that back
 
 Memory is counted in slots (500 to the budget), sizes rounded up. The sequence becomes op ids
 (`lower_steps`): F_none, F_ck and F_all are the same ops, what is kept follows from later reads. As
-rounding and the blocks' measures err on the safe side, larger tables than the budget's are tried
-too, and the exact simulation decides (`_ChainSearch.widest`). `rotor` and `rotor-floating` then
-drop runs whose older results can stay within the budget (`_ChainSearch.pruned`), also from
-sequences for less memory (`_ChainSearch.leaner`): single ops are finer than blocks. `revolve` and
-`sequential` stay as published.
+rounding and the blocks' measures err on the safe side, the table reaches beyond the budget, the
+sequences of all its costs are lowered, and the exact simulation decides (`_ChainSearch.explore`).
+`rotor` and `rotor-floating` then drop runs whose older results can stay within the budget
+(`_ChainSearch.prune`). `revolve` and `sequential` stay as published.
 
 Known limits: within a block all or nothing is saved; values that ops without a gradient share
 between blocks, and results of run-once ops, are kept from their first run on; more than
@@ -38,7 +37,7 @@ from typing import ClassVar
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all
 from rekindle.core.simulate import run_native
-from rekindle.partition.chain import Chain, find_chain
+from rekindle.partition.chain import Chain, find_chain, unmeasured_chain
 from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
 from rekindle.solve.chain_program import (
@@ -51,9 +50,11 @@ from rekindle.solve.chain_program import (
 )
 
 STRETCH = 1.25  # tables reach beyond the budget by this, for what rounding up took away
-NUM_LEANER = 12  # sequences for less memory that are tried as well
+MAX_TRIALS = 100  # sequences of one table that are lowered and simulated
+NUM_PRUNED = 24  # of those, how many lose their needless runs
 MAX_TABLE_BYTES = 1 << 30
 FEW_SLOTS = 100  # blocks are joined rather than counted in fewer slots than this
+FEW_BLOCKS, FEW_BLOCKS_FLOATING = 100, 40  # solved in no time: long chains begin with that many
 ADDS_PER_S = 1.5e9  # of the native programs on one slow core; only to choose the slots
 
 
@@ -64,6 +65,7 @@ class _ChainSearch:
         self.problem = problem
         self.chain = chain
         self.budget = budget
+        self.start = time.monotonic()
         self.deadline = deadline
         self.found: list[Sequence[int]] = []
         self.stopped_by = ""
@@ -82,51 +84,51 @@ class _ChainSearch:
                 self.try_steps(segment_steps(len(self.chain), count))
         return program
 
-    def try_steps(self, steps: Iterable[Step]) -> bool:
-        """Lowers a sequence; whether it fits the budget by the simulator."""
+    def try_steps(self, steps: Iterable[Step]) -> float:
+        """The cost of the lowered sequence if it fits the budget, else infinity."""
         ops = lower_steps(self.problem, self.chain, steps)
         self.found.append(ops)
-        return bool(run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget)
+        fits = run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget
+        return sum(self.problem.ops[i].cost for i in ops) if fits else math.inf
 
-    def try_slots(self, program: ChainProgram, slots: int) -> bool:
+    def try_slots(self, program: ChainProgram, slots: int) -> float:
+        """The same for the sequence of that many slots; infinity when time is getting short."""
         sequence = program.sequence(slots)
-        return sequence is not None and self.try_steps(sequence.steps)
+        if sequence is None or self.left_s() < 0.3 * (self.deadline - self.start):
+            return math.inf
+        return self.try_steps(sequence.steps)
 
-    def widest(self, program: ChainProgram, low: int) -> int:
-        """The most slots whose schedule still fits, by bisection; `low` is known to be feasible.
-        More slots never cost more, and mostly mean a higher peak."""
-        high = program.slots
-        if not self.try_slots(program, low):
-            high = low
-            low = next(m for m in range(low + 1) if program.feasible(m))
-            self.try_slots(program, low)
-        while low < high and self.left_s() > 0:
-            middle = (low + high + 1) // 2
-            if self.try_slots(program, middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def explore(self, program: ChainProgram) -> None:
+        """The sequences of all costs in the table, evenly chosen where they are too many. What
+        falls away when a sequence is lowered differs from one to the next, and so does how far the
+        chain's numbers are above the truth: neither cost nor peak follows the slots strictly."""
+        levels = _cost_levels(program)
+        stride = -(-len(levels) // MAX_TRIALS)
+        self.try_slots(program, program.slots_in(self.budget))  # the chain's numbers allow it
+        costs = {k: self.try_slots(program, levels[k]) for k in range(0, len(levels), stride)}
+        best = min(costs, key=lambda k: (costs[k], k))
+        for k in range(max(0, best - stride), min(len(levels), best + stride + 1)):
+            if k not in costs:
+                self.try_slots(program, levels[k])
 
-    def leaner(self, program: ChainProgram, high: int) -> None:
-        """Sequences for less memory than there is: what they leave free, single runs may use."""
-        low = _least(program)
-        for k in range(NUM_LEANER):
-            self.try_slots(program, low + (high - low) * k // NUM_LEANER)
-
-    def fits(self) -> bool:
-        return any(
-            run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget for ops in self.found
-        )
-
-    def pruned(self) -> None:
-        """Drops needless runs from what fits, the cheapest first, while there is time."""
-        fitting = {
+    def fitting(self) -> list[tuple[int, ...]]:
+        """What has been found within the budget, the cheapest first, each once."""
+        costs = {
             tuple(ops): sum(self.problem.ops[i].cost for i in ops)
-            for ops in self.found
-            if run_native(self.problem, Schedule(tuple(ops))).peak <= self.budget
+            for ops, peak in zip(self.found, self.peaks(), strict=True)
+            if peak <= self.budget
         }
-        for ops in sorted(fitting, key=lambda ops: (fitting[ops], ops)):
+        return sorted(costs, key=lambda ops: (costs[ops], ops))
+
+    def peaks(self) -> list[int]:
+        return [run_native(self.problem, Schedule(tuple(ops))).peak for ops in self.found]
+
+    def prune(self) -> None:
+        """Drops needless runs from what fits: from the cheapest, and from some that leave memory
+        free, since single ops are finer than blocks and may use it better."""
+        fitting = self.fitting()
+        leaner = fitting[:: -(-len(fitting) // NUM_PRUNED)] if fitting else []
+        for ops in dict.fromkeys((*fitting[: NUM_PRUNED // 2], *leaner)):
             left = self.left_s()
             if left > 0:
                 self.found.append(
@@ -183,12 +185,34 @@ def _solve_by_rule(
     prune: bool,
     time_limit_s: float,
 ) -> Solution:
-    deadline = time.monotonic() + time_limit_s
-    chain = find_chain(problem, _affordable_blocks(max_blocks, rule, time_limit_s))
-    assert not isinstance(chain, str), "accepts was asked first"
-    return solve_on_chain(
-        problem, chain, budget, rule, name=name, slots=slots, prune=prune, deadline=deadline
-    )
+    start = time.monotonic()
+    deadline = start + time_limit_s
+    max_blocks = _affordable_blocks(max_blocks, rule, time_limit_s)
+    found: list[Sequence[int]] = [keep_all(problem).ops]
+    few = FEW_BLOCKS_FLOATING if rule == Rule.floating else FEW_BLOCKS
+    try:
+        for blocks, share in ((few, 0.25), (max_blocks, 1.0)):
+            chain = find_chain(problem, blocks)
+            assert not isinstance(chain, str), "accepts was asked first"
+            # A long chain is first solved in coarse blocks, so that there is something to return.
+            whole = share == 1.0 or len(chain) < blocks
+            solution = solve_on_chain(
+                problem,
+                chain,
+                budget,
+                rule,
+                name=name,
+                slots=slots,
+                prune=prune and whole,
+                deadline=deadline if whole else start + share * time_limit_s,
+                found=found,
+            )
+            if whole or solution.stopped_by == "interrupt":
+                break
+            found = [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+    except KeyboardInterrupt:
+        return answer(problem, budget, found, solver=name, stopped_by="interrupt")
+    return solution
 
 
 def solve_on_chain(
@@ -201,10 +225,12 @@ def solve_on_chain(
     slots: int,
     prune: bool,
     deadline: float,
+    found: Sequence[Sequence[int]] = (),
 ) -> Solution:
-    """The program over a chain that was found and measured, and what becomes of its sequences."""
+    """The program over a chain that was found and measured, and what becomes of its sequences.
+    `found` are schedules that are known already."""
     search = _ChainSearch(problem, chain, budget, deadline)
-    search.found.append(keep_all(problem).ops)
+    search.found += found or [keep_all(problem).ops]
     try:
         slots = _affordable_slots(len(chain), int(slots * STRETCH), rule, search.left_s())
         room = budget - chain.base - chain.blocks[0].input_size
@@ -212,31 +238,29 @@ def solve_on_chain(
             unit = max(1, -(-int(room * STRETCH) // slots))
             program = search.solve(unit, slots, rule)
             if program is not None and program.feasible(slots):
-                fitting = search.widest(program, max(program.slots_in(budget), _least(program)))
-                if prune:
-                    search.leaner(program, fitting)
-        if not search.fits() and not search.stopped_by:
+                search.explore(program)
+        if not search.fitting() and not search.stopped_by:
             # Below what the chain can do, or only by its safe numbers: look over the whole range.
             program = search.solve(max(1, -(-_most(chain) // slots)), slots, rule)
             if program is not None and program.feasible(slots):
-                search.widest(program, _least(program))
+                search.explore(program)
         if prune:
-            search.pruned()
+            search.prune()
     except KeyboardInterrupt:
         search.stopped_by = "interrupt"
     return search.answer(name)
 
 
-def _least(program: ChainProgram) -> int:
-    """The fewest slots with a sequence; the largest number has one."""
-    low, high = 0, program.slots
-    while low < high:
-        middle = (low + high) // 2
-        if program.feasible(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _cost_levels(program: ChainProgram) -> list[int]:
+    """The fewest slots of each cost, the cheapest first."""
+    levels: list[int] = []
+    least = math.inf
+    for slots in range(program.slots + 1):
+        cost = program.table.cost(slots)
+        if cost < least:
+            least = cost
+            levels.append(slots)
+    return levels[::-1]
 
 
 def _most(chain: Chain) -> int:
@@ -374,8 +398,9 @@ class Sequential:
         warm_start: Schedule | None = None,
     ) -> Solution:
         deadline = time.monotonic() + time_limit_s
-        chain = find_chain(problem)
-        assert not isinstance(chain, str), "accepts was asked first"
+        rows = find_rows(problem)
+        assert not isinstance(rows, str), "accepts was asked first"
+        chain = unmeasured_chain(problem, rows)
         search = _ChainSearch(problem, chain, budget, deadline)
         search.found.append(keep_all(problem).ops)
         try:

@@ -110,10 +110,16 @@ class Stages:
                 alive[by] += self.sizes[v]
                 alive[min(max(last_use[v], last_run[by]), len(ops) - 1) + 1] -= self.sizes[v]
         total = np.cumsum(alive)[:-1]
-        workspaces = np.array([op.workspace for op in ops], dtype=np.int64)
-        found = runs.copy()
-        np.fill_diagonal(found, True)
-        tight: Bools = total + np.where(found, workspaces, 0).max(axis=1) > self.budget
+        # A run may move to an earlier stage of a slack row: its workspace counts in all.
+        workspace = np.zeros(len(ops), dtype=np.int64)
+        for i, op in enumerate(ops):
+            if op.workspace:
+                np.maximum(
+                    workspace[i : last_run[i] + 1],
+                    op.workspace,
+                    out=workspace[i : last_run[i] + 1],
+                )
+        tight: Bools = total + workspace > self.budget
         loss = self.problem.loss_op
         if loss is not None and self.save_budget is not None:
             tight[loss] |= total[loss] > self.save_budget

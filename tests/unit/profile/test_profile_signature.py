@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from profile_graphs import Gpt, joint_graph, trace
+from profile_graphs import Gpt, joint_graph, model_graphs, trace
 from torch import Tensor
 
 from rekindle.profile import signature
@@ -78,3 +78,19 @@ def test_only_calls_have_a_signature():
     placeholder = next(iter(trace(torch.sin, torch.zeros(2)).nodes))
     with pytest.raises(ValueError, match="placeholder"):
         signature(placeholder)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "fno"])
+def test_quick_keys_find_the_same_calls(name):
+    nodes = [n for n in model_graphs()[name].nodes if n.op == "call_function"]
+    names, which, calls = distinct_calls(nodes)
+    assert names == [n.name for n in nodes]
+    assert [calls[i].key for i in which] == [signature(n).key for n in nodes]
+    assert len({c.key for c in calls}) == len(calls)
+
+
+def test_quick_keys_tell_numbers_of_different_kinds_apart():
+    graph = trace(lambda a: (a * 1, a * 1.0, a * True, a * a, a * a.clone()), torch.zeros(3))
+    _, which, calls = distinct_calls(graph.nodes)
+    products = [i for i in which if calls[i].name.startswith("aten.mul")]
+    assert len(set(products)) == len(products) == 5

@@ -1,0 +1,281 @@
+// The timeline's moves before they are made: whether they are valid, which runs they leave without a
+// reader, and what they do to memory.
+#include <algorithm>
+
+#include "anneal_timeline.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+bool Timeline::settle() {
+    do {
+        if (!collect()) return false;
+    } while (drop_dead());
+    return true;
+}
+
+void Timeline::modify(Id v, std::int32_t event, bool add) {
+    const auto m = static_cast<std::int32_t>(modifications_.size());
+    if (stamp_of_[idx(v)] != stamp_) {
+        stamp_of_[idx(v)] = stamp_;
+        touched_at_[idx(v)] = static_cast<std::int32_t>(touched_.size());
+        touched_.push_back({v, m});
+        modifications_.push_back({event, -1, add});
+        return;
+    }
+    Touched& touched = touched_[idx(touched_at_[idx(v)])];
+    std::int32_t before = -1, after = touched.first;
+    while (after >= 0 && modifications_[idx(after)].event < event) {
+        before = after;
+        after = modifications_[idx(after)].next;
+    }
+    modifications_.push_back({event, after, add});
+    (before < 0 ? touched.first : modifications_[idx(before)].next) = m;
+}
+
+void Timeline::record(const Change& c) {
+    const auto inputs = p_.inputs[c.op];
+    const std::size_t base = p_.inputs.start[idx(c.op)];
+    for (std::size_t k = 0; k < inputs.size(); ++k)
+        modify(inputs[k], event_of(c.slot, read_kind_[base + k]), c.add);
+    for (Id v : p_.outputs[c.op]) modify(v, event_of(c.slot, made), c.add);
+    // The step itself: an empty slot lies far below zero.
+    const std::int64_t own = p_.workspace[idx(c.op)] + empty_offset;
+    breaks_.push_back({c.slot, c.add ? own : -own});
+    breaks_.push_back({c.slot + 1, c.add ? -own : own});
+}
+
+bool Timeline::collect() {
+    ++stamp_;
+    touched_.clear();
+    modifications_.clear();
+    breaks_.clear();
+    dead_.clear();
+    for (const Change& c : changes_) record(c);
+    for (const Touched& touched : touched_)
+        if (!collect_value(touched)) return false;
+    return true;
+}
+
+bool Timeline::collect_value(const Touched& touched) {
+    const Id v = touched.value;
+    const auto old = events(v);
+    bool valid;
+    if (collect_reads(touched, old, valid)) return valid;
+    std::size_t from, to;
+    merge(touched, old, from, to);
+    const bool tail = to == old.size();
+    if (from == 0) {
+        if (merged_.empty() ? target_[idx(v)] && tail : !is_made(merged_.front())) return false;
+    }
+    intervals(v, old.subspan(from, to - from), tail, old_intervals_, false);
+    intervals(v, merged_, tail, new_intervals_, true);
+    if (p_.size_of(v) > 0) compare(p_.size_of(v));
+    return true;
+}
+
+// The common case, without copying: only reads change, and all of one copy. False: not that case.
+bool Timeline::collect_reads(const Touched& touched, std::span<const std::int32_t> old,
+                             bool& valid) {
+    const Id v = touched.value;
+    if (held_[idx(v)]) return false;
+    std::int32_t last_change = 0, last_added = -1;
+    for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
+        last_change = modifications_[idx(m)].event;
+        if (is_made(last_change)) return false;
+        if (modifications_[idx(m)].add) last_added = last_change;
+    }
+    const std::size_t start = position(old, modifications_[idx(touched.first)].event);
+    valid = start > 0;
+    if (!valid) return true;  // read before it is made
+    std::size_t stop = start;
+    while (stop < old.size() && !is_made(old[stop])) ++stop;
+    if (stop < old.size() ? old[stop] < last_change : target_[idx(v)] != 0) return false;
+    // The last read that stays: from the back, skip those that go.
+    std::size_t k = stop;
+    while (k > start && removed(touched, old[k - 1])) --k;
+    const std::int32_t before = old[stop - 1], after = std::max(old[k - 1], last_added);
+    if (after == before) return true;
+    const Slot old_last = slot_of(before) - ((before & 3) == read_inplace);
+    const Slot new_last = slot_of(after) - ((after & 3) == read_inplace);
+    if (is_made(after) && !p_.is_once(p_.producer_of(v)))
+        dead_.push_back({p_.producer_of(v), slot_of(after), false});
+    if (old_last != new_last && p_.size_of(v) > 0) {
+        breaks_.push_back({old_last + 1, p_.size_of(v)});
+        breaks_.push_back({new_last + 1, -p_.size_of(v)});
+    }
+    return true;
+}
+
+bool Timeline::removed(const Touched& touched, std::int32_t event) const {
+    for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next)
+        if (modifications_[idx(m)].event == event) return !modifications_[idx(m)].add;
+    return false;
+}
+
+// The part of a value's events that the move concerns, as it would be: from the copy before the
+// first change up to the first copy after the last.
+void Timeline::merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
+                     std::size_t& to) {
+    if (scratch_.size() < old.size() + 2 * max_changes) scratch_.resize(2 * old.size() + 1024);
+    std::int32_t m = touched.first;
+    std::size_t k = position(old, modifications_[idx(m)].event);
+    from = k;
+    while (from > 0 && !is_made(old[--from])) {
+    }
+    std::int32_t* out = scratch_.data();
+    for (std::size_t i = from; i < k; ++i) *out++ = old[i];
+    for (; m >= 0; m = modifications_[idx(m)].next) {
+        const Modification& change = modifications_[idx(m)];
+        while (k < old.size() && old[k] < change.event) *out++ = old[k++];
+        if (change.add)
+            *out++ = change.event;
+        else
+            ++k;
+    }
+    while (k < old.size() && !is_made(old[k])) *out++ = old[k++];
+    to = k;
+    merged_ = {scratch_.data(), out};
+}
+
+// Where the copies of a part of a value's events count.
+void Timeline::intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,
+                         bool find_dead) {
+    if (out.room.size() < list.size()) out.room.resize(2 * list.size() + 64);
+    out.count = 0;
+    for (std::size_t k = 0; k < list.size();) {
+        const Slot first = slot_of(list[k]);
+        bool lives_on = false;
+        for (++k; k < list.size() && !is_made(list[k]); ++k)
+            lives_on = lives_on || (list[k] & 3) == read_held;
+        if (k == list.size() && tail && target_[idx(v)]) lives_on = true;
+        Slot last = slot_of(list[k - 1]);
+        if (lives_on)
+            last = num_slots_ - 1;
+        else if ((list[k - 1] & 3) == read_inplace)
+            --last;  // written over by its reader
+        else if (find_dead && last == first && !p_.is_once(p_.producer_of(v)))
+            dead_.push_back({p_.producer_of(v), first, false});
+        out.room[out.count++] = {first, last};
+    }
+}
+
+void Timeline::compare(std::int64_t size) {
+    const Interval *a = old_intervals_.room.data(), *b = new_intervals_.room.data();
+    const Interval *a_end = a + old_intervals_.count, *b_end = b + new_intervals_.count;
+    while (a < a_end || b < b_end) {
+        if (a < a_end && b < b_end && a->first == b->first) {
+            if (a->last != b->last) {
+                breaks_.push_back({a->last + 1, size});
+                breaks_.push_back({b->last + 1, -size});
+            }
+            ++a, ++b;
+        } else if (b == b_end || (a < a_end && a->first < b->first)) {
+            breaks_.push_back({a->first, -size});
+            breaks_.push_back({a->last + 1, size});
+            ++a;
+        } else {
+            breaks_.push_back({b->first, size});
+            breaks_.push_back({b->last + 1, -size});
+            ++b;
+        }
+    }
+}
+
+// Adds the removal of runs that the move leaves useless; true if there were any.
+bool Timeline::drop_dead() {
+    bool any = false;
+    for (const Change& run : dead_) {
+        if (planned(run.slot) || full(1) || !dead_after(run.op, run.slot)) continue;
+        take(run.slot);
+        any = true;
+    }
+    return any;
+}
+
+bool Timeline::dead_after(Id op, Slot t) {
+    for (Id v : p_.outputs[op]) {
+        const auto old = events(v);
+        std::span<const std::int32_t> list = old;
+        bool tail = true;
+        if (stamp_of_[idx(v)] == stamp_) {
+            std::size_t from, to;
+            merge(touched_[idx(touched_at_[idx(v)])], old, from, to);
+            // A copy outside the part that changes is as it was.
+            const std::int32_t event = event_of(t, made);
+            if ((from == 0 || old[from] <= event) && (to == old.size() || event < old[to])) {
+                list = merged_;
+                tail = to == old.size();
+            }
+        }
+        const std::size_t k = position(list, event_of(t, made)) + 1;
+        if (k < list.size() ? !is_made(list[k]) : tail && target_[idx(v)]) return false;
+    }
+    return true;
+}
+
+void Timeline::build_segments() {
+    // A few dozen breaks, nearly in order.
+    for (std::size_t i = 1; i < breaks_.size(); ++i) {
+        const Break x = breaks_[i];
+        std::size_t j = i;
+        for (; j > 0 && breaks_[j - 1].at > x.at; --j) breaks_[j] = breaks_[j - 1];
+        breaks_[j] = x;
+    }
+    segments_.clear();
+    std::int64_t change = 0;
+    for (std::size_t i = 0; i < breaks_.size();) {
+        const Slot at = breaks_[i].at;
+        if (at >= num_slots_) break;
+        for (; i < breaks_.size() && breaks_[i].at == at; ++i) change += breaks_[i].change;
+        const Slot next = i < breaks_.size() ? std::min(breaks_[i].at, num_slots_) : num_slots_;
+        if (change != 0) segments_.push_back({at, next - 1, change});
+    }
+}
+
+void Timeline::measure() {
+    build_segments();
+    excess_change_ = soft_change_ = 0;
+    for (const Segment& s : segments_) measure_range(s.first, s.last, s.change);
+}
+
+void Timeline::measure_range(Slot first, Slot last, std::int64_t change) {
+    const std::int64_t gap = budget_ - soft_line_;
+    while (first <= last) {
+        const auto block = idx(first >> block_bits_);
+        const Slot stop = std::min(last, static_cast<Slot>((block + 1) << block_bits_) - 1);
+        const std::int64_t m = maximum_[block];
+        if (m > soft_line_ || m + change > soft_line_) {
+            const std::int64_t base = pending_[block] - soft_line_;
+            std::int64_t soft = 0, hard = 0;
+            if (shift_ > 0) {
+                for (Slot t = first; t <= stop; ++t) {
+                    const std::int64_t x = memory_[idx(t)] + pending_[block];
+                    soft += over(x + change, soft_line_) - over(x, soft_line_);
+                    hard += over(x + change, budget_) - over(x, budget_);
+                }
+            } else if (m > budget_ || m + change > budget_) {
+                for (Slot t = first; t <= stop; ++t) {
+                    const std::int64_t x = memory_[idx(t)] + base, y = x + change;
+                    soft += std::max<std::int64_t>(y, 0) - std::max<std::int64_t>(x, 0);
+                    hard += std::max<std::int64_t>(y, gap) - std::max<std::int64_t>(x, gap);
+                }
+            } else {
+                for (Slot t = first; t <= stop; ++t) {
+                    const std::int64_t x = memory_[idx(t)] + base;
+                    soft += std::max<std::int64_t>(x + change, 0) - std::max<std::int64_t>(x, 0);
+                }
+            }
+            soft_change_ += soft;
+            excess_change_ += hard;
+        }
+        first = stop + 1;
+    }
+}
+
+}  // namespace rekindle
