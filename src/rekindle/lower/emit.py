@@ -24,6 +24,7 @@ from rekindle.capture import effects
 from rekindle.capture.program import Program, ProgramOp
 from rekindle.core import Schedule
 from rekindle.lower import bind
+from rekindle.lower.calls import clone_storage, replay, rng_state
 from rekindle.torch_compat import compile_boxed
 
 aten = torch.ops.aten
@@ -645,42 +646,3 @@ def _same_view(node: fx.Node, other: fx.Node) -> bool:
         and a.is_conj() == b.is_conj()
         and a.is_neg() == b.is_neg()
     )
-
-
-# ---- what the generated code calls besides ops
-
-
-def clone_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same layout over a copy of the whole storage."""
-    copy = tensor.clone()
-    if copy.stride() == tensor.stride():
-        return copy
-    storage = tensor.untyped_storage().clone()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        storage, tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
-
-
-def generator_of(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
-
-
-def rng_state(device: torch.device) -> torch.Tensor:
-    return generator_of(device).get_state()
-
-
-def replay(
-    target: Any, device: torch.device, state: torch.Tensor, /, *args: Any, **kwargs: Any
-) -> Any:
-    """Runs a random op on an earlier state of the stream, and leaves the stream where it was,
-    whatever happens."""
-    generator = generator_of(device)
-    now = generator.get_state()
-    generator.set_state(state)
-    try:
-        return target(*args, **kwargs)
-    finally:
-        generator.set_state(now)
