@@ -336,15 +336,22 @@ def _fake(fake_mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     return fake_mode.from_tensor(real, static_shapes=True)
 
 
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
 @contextlib.contextmanager
 def _left_as_it_was(model: nn.Module, fakes: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """Fake tensors stand in for parameters and buffers inside; afterwards every module has its
     attributes back, those that `forward` set included."""
-    modules = list(model.modules())
-    saved = [
-        (m, dict(m.__dict__), dict(m._parameters), dict(m._buffers), dict(m._modules))
-        for m in modules
-    ]
+    saved = []
+    for module in model.modules():
+        # Tables of the module itself, hooks among them, are changed in place: their contents count.
+        tables = [
+            (table, dict(table))
+            for name, table in module.__dict__.items()
+            if isinstance(table, dict) and (name in _TABLES or "hooks" in name)
+        ]
+        saved.append((module, dict(module.__dict__), tables))
     python_state = random.getstate()
 
     def stand_in(value: Any, depth: int = 0) -> Any:
@@ -356,26 +363,21 @@ def _left_as_it_was(model: nn.Module, fakes: Mapping[int, torch.Tensor]) -> Iter
             return {k: stand_in(v, depth + 1) for k, v in value.items()}
         return value
 
-    own = ("_parameters", "_buffers", "_modules")
     try:
-        for module, attributes, params, buffers, _ in saved:
-            module._parameters.update({k: stand_in(v) for k, v in params.items()})
-            module._buffers.update({k: stand_in(v) for k, v in buffers.items()})
+        for module, attributes, _ in saved:
+            for table in (module._parameters, module._buffers):
+                table.update({k: stand_in(v) for k, v in table.items()})
             for name, value in attributes.items():
-                if name not in own and type(value) in (torch.Tensor, list, tuple, dict):
+                if name not in _TABLES and type(value) in (torch.Tensor, list, tuple, dict):
                     module.__dict__[name] = stand_in(value)
         yield
     finally:
-        for module, attributes, params, buffers, children in saved:
+        for module, attributes, tables in saved:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for mine, old in (
-                (module._parameters, params),
-                (module._buffers, buffers),
-                (module._modules, children),
-            ):
-                mine.clear()
-                mine.update(old)
+            for table, contents in tables:
+                table.clear()
+                table.update(contents)
         drew = random.getstate() != python_state
         random.setstate(python_state)
     if drew:
