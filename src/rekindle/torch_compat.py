@@ -41,12 +41,14 @@ __all__ = [
     "eager_kernels",
     "forward_sequence_nr",
     "is_overload",
+    "nn_functions",
     "pytree",
     "run_saved_regions_plainly",
     "storage_key",
 ]
 
 
+nn_functions = torch._C._nn  # ops that Python binds in a place of their own, such as gelu
 UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
@@ -222,8 +224,12 @@ def libraries_see_real_tensors() -> Iterator[None]:
     saved = getattr(module, "is_fake_tensor", None)
     if saved is not None:
         module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
+    # A recurrent layer looks whether its weights lie in one block, by their addresses.
+    flatten = torch.nn.RNNBase.flatten_parameters
+    torch.nn.RNNBase.flatten_parameters = lambda self: None
     try:
         yield
     finally:
+        torch.nn.RNNBase.flatten_parameters = flatten
         if saved is not None:
             module.is_fake_tensor = saved  # type: ignore[union-attr]

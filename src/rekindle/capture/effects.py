@@ -24,6 +24,13 @@ _STATISTICS: dict[Any, tuple[int, int, int]] = {
 # Never run twice: other ranks take part, or the world outside the graph is touched.
 _ONCE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
 
+# Ops with a state that outlives the call and that nothing outside can save or put back.
+OWN_STATE = {
+    aten._cudnn_init_dropout_state.default: "cuDNN's dropout between recurrent layers keeps a "
+    "random state of its own, which cannot be replayed; set dropout=0 in the recurrent layer and "
+    "put nn.Dropout around it, or manage the rest of the model",
+}
+
 # Scalars that Python asked for; answered at capture and guarded.
 SCALAR_OPS = frozenset(
     {

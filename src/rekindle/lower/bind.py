@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.torch_compat import TorchDispatchMode, bare_call, eager_kernels, is_overload, pytree
+from rekindle.torch_compat import (
+    TorchDispatchMode,
+    bare_call,
+    eager_kernels,
+    is_overload,
+    nn_functions,
+    pytree,
+)
 
 _forms: dict[Any, str] = {}  # kind of call -> "method", "function", "nn" or "bare"
 
@@ -28,7 +35,7 @@ def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, 
         case "function":
             return graph.call_function(getattr(torch, name), args, kwargs)
         case "nn":
-            return graph.call_function(getattr(torch._C._nn, name), args, kwargs)
+            return graph.call_function(getattr(nn_functions, name), args, kwargs)
         case _:
             return graph.call_function(bare_call(target), args, kwargs)
 
@@ -63,8 +70,8 @@ def _try_forms(target: Any, name: str, call: Any) -> str:
         forms.append(("method", functools.partial(_method, name)))
     if isinstance(getattr(torch, name, None), type(torch.mm)):
         forms.append(("function", getattr(torch, name)))
-    if hasattr(torch._C._nn, name):
-        forms.append(("nn", getattr(torch._C._nn, name)))
+    if hasattr(nn_functions, name):
+        forms.append(("nn", getattr(nn_functions, name)))
     for form, function in forms:
         if _dispatches(function, target, args, kwargs):
             return form
