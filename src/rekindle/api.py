@@ -101,7 +101,8 @@ class Plan:
         """The managed model that runs this plan; `args` as it was planned with."""
         given = replace(self.options, schedule=self.schedule)
         again = make_plan(given, model, args, kwargs or {})
-        if [op.name for op in again.problem.ops] != [op.name for op in self.problem.ops]:
+        same_ops = [op.name for op in again.problem.ops] == [op.name for op in self.problem.ops]
+        if not same_ops or again.problem.values != self.problem.values:
             raise PlanMismatch("the plan was made for another model or other inputs; plan again")
         return manage_plan(self.options, again, model, args, kwargs or {}, inplace, on_miss)
 

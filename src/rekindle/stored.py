@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rekindle.api import Options, Plan, make_plan, manage_plan
+from rekindle.capture import Program
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.core.files import (
     problem_from_record,
@@ -104,10 +105,15 @@ class StoredPlan:
             raise PlanMismatch(
                 f"the plan was made for {self.device}, the model is on {plan.joint.device}"
             )
+        if graph_hash(plan.problem, plan.program) != self.graph:
+            raise PlanMismatch(
+                "the plan was made for a model of the same ops and other sizes: other widths, "
+                "input shapes or dtypes; plan again"
+            )
         return manage_plan(options, plan, model, args, kwargs or {}, inplace, on_miss)
 
     def _checked(self, problem: Problem) -> Schedule:
-        if graph_hash(problem) != self.graph:
+        if _structure(problem) != _structure(self.problem):
             raise PlanMismatch(
                 f"the plan was made for another graph ({len(self.problem.ops)} ops, this model's "
                 f"has {len(problem.ops)}): another model, input shape, dtype or mode; plan again"
@@ -115,13 +121,18 @@ class StoredPlan:
         return self.schedule
 
 
-def graph_hash(problem: Problem) -> str:
+def _structure(problem: Problem) -> list[Any]:
     """What a problem is apart from its costs and the sizes of blocks, which vary by machine."""
     record = [
         [op.name, op.inputs, op.outputs, op.recomputable, op.inplace, op.phase]
         for op in problem.ops
     ]
-    text = json.dumps([record, problem.resident, problem.outputs, problem.held])
+    return [record, problem.resident, problem.outputs, problem.held]
+
+
+def graph_hash(problem: Problem, program: Program) -> str:
+    """The structure and the bytes of each storage, before any rounding to blocks."""
+    text = json.dumps([_structure(problem), [v.size_bytes for v in program.values]])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -131,7 +142,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         "version": VERSION,
         "torch": _release(),
         "device": plan.joint.device.type,
-        "graph": graph_hash(plan.problem),
+        "graph": graph_hash(plan.problem, plan.program),
         "hold_outputs": plan.program.held == plan.program.given,
         "problem": problem_record(plan.problem),
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver),

@@ -285,7 +285,10 @@ def turned_norm(model, a, b, n):
 
 @instruction
 def turned_activation(model, a, b, n):
-    return (F.hardswish, F.elu, F.softplus, F.log_softmax)[n](a.t().clone().t() + b)
+    turned = a.t().clone().t() + b
+    if n == 3:
+        return F.log_softmax(turned, dim=0)
+    return (F.hardswish, F.elu, F.softplus)[n](turned)
 
 
 @instruction
