@@ -18,6 +18,7 @@
 #include "control.h"
 #include "evict.h"
 #include "exact.h"
+#include "fillup.h"
 #include "policy.h"
 #include "problem.h"
 #include "prune.h"
@@ -346,6 +347,23 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "start"_a, "budget"_a, "seed"_a, "num_moves"_a,
         "Random moves, each compared with a full simulation; moves made, or -1 at a difference.");
+
+    nb::enum_<Keep>(m, "Keep")
+        .value("cost_per_byte", Keep::cost_per_byte)
+        .value("chain_per_byte", Keep::chain_per_byte)
+        .value("chain_per_byte_time", Keep::chain_per_byte_time);
+
+    m.def(
+        "fill_up",
+        [](const Problem& problem, const std::vector<Id>& sequence, std::int64_t limit_bytes,
+           Keep keep, int rounds, double time_limit_s) {
+            nb::gil_scoped_release release;
+            Control control;
+            limit(control, time_limit_s);
+            return fill_up(problem, sequence, limit_bytes, keep, rounds, control);
+        },
+        "problem"_a, "sequence"_a, "limit"_a, "keep"_a, "rounds"_a, "time_limit_s"_a,
+        "Keeps what a recomputing sequence frees while there is room, and skips runs thereby.");
 
     m.def(
         "drop_needless_runs",

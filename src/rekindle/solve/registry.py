@@ -10,12 +10,18 @@ from rekindle.solve.baselines import Floor, KeepAll, Sqrt
 from rekindle.solve.checkmate import Checkmate
 from rekindle.solve.checkmate_lp import CheckmateLP
 from rekindle.solve.fastsa import FastSA, Reorder
+from rekindle.solve.hiremate import HiRemate
 from rekindle.solve.moccasin import Moccasin
+from rekindle.solve.rockmate import Rockmate
 from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
+from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (
     Auto(),
+    HiRemate(),
+    Rockmate(),
     FastSA(),
+    TWRemat(),
     Rotor(),
     RotorFloating(),
     Revolve(),

@@ -1,0 +1,60 @@
+"""Captures the models of `models.py` on no memory at all (meta tensors), with estimated costs.
+
+    python benchmarks/hiremate/capture.py OUT_DIR [--device p100.toml] [NAME ...]
+
+The paper's budgets do not count the gradients of parameters, so they have size 0 in the files that
+end in `.paper.json`; the others count them, as the product does.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from models import FACTORIES, SMALL
+
+from rekindle.capture import analyse, capture
+from rekindle.core import Problem, write_problem
+from rekindle.formulate import formulate
+from rekindle.profile import load_device, profile_nodes
+
+HERE = Path(__file__).parent
+
+
+def without_gradients(problem: Problem) -> Problem:
+    """The problem with outputs that take no memory."""
+    free = set(problem.outputs)
+    return replace(
+        problem,
+        values=tuple(
+            replace(value, size=0) if v in free else value for v, value in enumerate(problem.values)
+        ),
+        ops=tuple(
+            replace(op, inplace=tuple(pair for pair in op.inplace if free.isdisjoint(pair)))
+            for op in problem.ops
+        ),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL])
+    parser.add_argument("--device", default=str(HERE / "p100.toml"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    description = load_device(options.device)
+    for name in dict.fromkeys(options.names):
+        with torch.device("meta"):
+            model, args = {**SMALL, **FACTORIES}[name]()
+        joint = capture(model, args, {})
+        profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
+        problem = formulate(analyse(joint), profile, name)
+        stem = options.out / name.replace(" ", "_")
+        write_problem(f"{stem}.json", problem)
+        write_problem(f"{stem}.paper.json", without_gradients(problem))
+        print(name, len(problem.ops), "ops", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""`rockmate`: Checkmate inside blocks, Rotor over the chain of blocks (Zhao et al., ICML 2023).
+
+1. The forward graph is cut at its 1-separators (`partition.separators`).
+2. Each distinct block (`partition.repeated`) gets options from rk-Checkmate over a grid of budgets
+   (M_peak, M_save): 20 x 20, M_peak evenly from the least that is needed to what keep-all needs,
+   M_save evenly from the block's outputs to M_peak (Sec. 3.3). `ByCheckmate` leaves out the points
+   whose answer follows from another one's: a schedule found for (p, s) that needs only (p', s') is
+   the best for everything in between, and below an infeasible point all is infeasible.
+3. rk-Rotor (App. C, with Opt(s + 1, ...) in Eq. 1) over the blocks with all their options, in C++
+   (`rotor.solve_on_chain`): its sequence is lowered to op ids, dead and needless runs are dropped,
+   and the simulator decides.
+
+Known limits: a graph that is no chain is refused; a block too large for Checkmate in its share of
+the time has the options of the greedy walk and of TW-Remat only; within a repeated forward nothing
+is kept (Sec. 3.4).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.partition.chain import Chain, Measure
+from rekindle.partition.chain import Option as ChainOption
+from rekindle.partition.repeated import Form, Part, cut_ops
+from rekindle.partition.separators import Rows, find_rows
+from rekindle.solve.chain_program import Rule
+from rekindle.solve.checkmate import cheapest_staged
+from rekindle.solve.makers import ByTWRemat, budget_grid
+from rekindle.solve.options import Option, OptionMaker, measure, pareto, split
+from rekindle.solve.rotor import solve_on_chain
+
+
+@dataclass(frozen=True, slots=True)
+class ByCheckmate:
+    """rk-Checkmate on the part over a grid of budgets."""
+
+    num_peaks: int = 20
+    num_saves: int = 20
+    max_ops: int = 80  # a larger part is left to other makers
+    time_per_program_s: float = 2.0
+
+    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        problem = part.problem
+        if len(problem.ops) > self.max_ops:
+            return []
+        deadline = time.monotonic() + time_limit_s
+        known = _Known()
+        options: list[Option] = []
+        for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            if known.covers(peak, save):
+                continue
+            result = cheapest_staged(
+                problem,
+                peak,
+                save_budget=save,
+                time_limit_s=min(left, self.time_per_program_s),
+            )
+            if result.stopped_by == "interrupt":
+                raise KeyboardInterrupt
+            if result.infeasible:
+                known.infeasible.append((peak, save))
+            if result.schedule is None:
+                continue
+            halves = split(part, result.schedule.ops)
+            if halves is not None:
+                options.append(measure(part, *halves))
+                if result.optimal:
+                    known.solved.append((peak, save, *_needs(problem, result.schedule)))
+        return options
+
+
+def _needs(problem: Problem, schedule: Schedule) -> tuple[int, int]:
+    """The peak of a part's schedule, and what it keeps across the loss."""
+    trace = simulate(problem, schedule)
+    loss = problem.loss_op
+    assert loss is not None
+    at = schedule.ops.index(loss)
+    return trace.peak, trace.memory[at]
+
+
+@dataclass(slots=True)
+class _Known:
+    """Budgets whose answer is known without solving."""
+
+    solved: list[tuple[int, int, int, int]] = field(default_factory=list)
+    infeasible: list[tuple[int, int]] = field(default_factory=list)
+
+    def covers(self, peak: int, save: int) -> bool:
+        if any(peak <= p and save <= s for p, s in self.infeasible):
+            return True
+        return any(
+            need_p <= peak <= p and need_s <= save <= s for p, s, need_p, need_s in self.solved
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rockmate:
+    makers: tuple[OptionMaker, ...] = (ByTWRemat(), ByCheckmate())
+    slots: int = 500
+    max_blocks: int = 400
+
+    name: ClassVar[str] = "rockmate"
+    requires: ClassVar[tuple[str, ...]] = ("highspy",)
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        rows = find_rows(problem)
+        return rows if isinstance(rows, str) else None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        deadline = time.monotonic() + time_limit_s
+        rows = find_rows(problem, self.max_blocks)
+        assert not isinstance(rows, str), "accepts was asked first"
+        fits = simulate(problem, keep_all(problem)).peak <= budget
+        blocks = Blocks(problem, rows)
+        if not fits:
+            blocks.make_options(self.makers, deadline - 0.3 * time_limit_s)
+        return solve_on_chain(
+            problem,
+            blocks.chain(),
+            budget,
+            Rule.persistent,
+            name=self.name,
+            slots=self.slots,
+            prune=True,
+            deadline=deadline,
+        )
+
+
+class Blocks:
+    """The blocks of a chain as parts; options are made once for each distinct one."""
+
+    def __init__(self, problem: Problem, rows: Rows) -> None:
+        self.problem = problem
+        self.rows = rows
+        self.parts = [
+            cut_ops(problem, sorted(forward), sorted(backward))
+            for forward, backward in zip(rows.forward, rows.backward, strict=True)
+        ]
+        self.options: dict[Form, list[Option]] = {}
+
+    @property
+    def num_distinct(self) -> int:
+        return len({part.form for part in self.parts})
+
+    def make_options(self, makers: Sequence[OptionMaker], deadline: float) -> None:
+        forms = {part.form: part for part in self.parts}
+        for done, (form, part) in enumerate(forms.items()):
+            found: list[Option] = []
+            for maker in makers:
+                left = max(0.0, deadline - time.monotonic())
+                found += maker(part, left / (len(forms) - done))
+            self.options[form] = pareto(found)
+
+    def chain(self) -> Chain:
+        measure_block = Measure(self.problem, self.rows)
+        more: dict[int, list[ChainOption]] = {}
+        last = len(self.parts) - 1
+        loss = () if self.problem.loss_op is None else (self.problem.loss_op,)
+        for k, part in enumerate(self.parts):
+            for option in self.options.get(part.form, ()):
+                forward = [part.ops[i] for i in option.forward]
+                backward = [part.ops[i] for i in option.backward]
+                if k == last:
+                    made = measure_block.last_option(forward, (*loss, *backward))
+                else:
+                    made = measure_block.option(k, forward, backward)
+                more.setdefault(k, []).append(made)
+        return measure_block.chain(more)
