@@ -33,8 +33,7 @@ import cases
 import torch
 
 from rekindle import BudgetInfeasible, measure
-from rekindle.api import Options, Plan, make_plan, plan_joint
-from rekindle.lower.module import Manager, manage
+from rekindle.api import Options, Plan, make_plan, manage_plan, plan_joint
 from rekindle.profile.blocks import expandable_segments
 
 Row = dict[str, Any]
@@ -131,7 +130,7 @@ class Bench:
             return
         planned = time.monotonic() - begin
         predicted = plan.predict()
-        managed = _managed(model, plan, inputs)
+        managed = manage_plan(options, plan, model, inputs, {}, False, "raise")
         found = measure(managed, inputs, num_steps=self.args.steps)
         row = base | {
             "budget": budget,
@@ -257,15 +256,6 @@ def _keep_all(problem: Any) -> Any:
     from rekindle.core import keep_all
 
     return keep_all(problem)
-
-
-def _managed(model: torch.nn.Module, plan: Plan, inputs: Any) -> torch.nn.Module:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("the plan does not cover the call it was made for")
-
-    manager = Manager("raise", refuse, refuse, None)
-    manager.add(model, plan, inputs, {})
-    return manage(model, manager, False)
 
 
 def _total(plan: Plan, field: str) -> int:

@@ -92,3 +92,12 @@ def test_verify_tells_costs_side_by_side():
     assert verdict.measured.peak_bytes <= verdict.predicted.peak_bytes
     assert "peak predicted" in str(verdict)
     assert rekindle.verify(model, managed, (x,)).measured is None
+
+
+def test_the_gradient_of_an_output_dies_where_it_is_used():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+    x = torch.randn(512, 64)
+    managed = rekindle.rematerialize(model, (x,), budget=0.7, time_limit_s=2.0)
+    predicted, measured = managed.plan.predict(), rekindle.measure(managed, (x,), num_steps=1)
+    assert measured.peak_bytes <= predicted.peak_bytes
+    assert predicted.peak_bytes <= 1.02 * measured.peak_bytes

@@ -19,7 +19,9 @@ from rekindle.cli.profiles import (
     add_budget_options,
     add_profile_options,
     budget_options,
+    profile_lines,
     profile_options,
+    profile_record,
     profiling_shown,
 )
 from rekindle.cli.progress import shown
@@ -143,6 +145,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     if arguments.output:
         found.save(arguments.output)
     trace = simulate(found.problem, found.schedule)
+    predicted = found.predict()
     if arguments.json:
         show.print_json(
             {
@@ -157,6 +160,9 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "bound": found.bound,
                 "num_recomputed": trace.num_recomputed,
                 "plan": arguments.output,
+                "predicted_peak": predicted.peak_bytes,
+                "predicted_ns": predicted.step_ns,
+                **profile_record(found),
             }
         )
         return ExitCode.DONE
@@ -167,6 +173,12 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         f"{show.size(problem, found.budget_bytes or 0)}), {100 * found.overhead:+.1f} % time, "
         f"{trace.num_recomputed} ops run again; {found.solver}, {found.status.value}"
     )
+    print(
+        f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
+        f"step {show.cost(problem, predicted.step_ns)}"
+    )
+    for line in profile_lines(found):
+        print(line)
     if arguments.output:
         print(f"written to {arguments.output}")
     return ExitCode.DONE
@@ -195,13 +207,20 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
                 hold_outputs=not arguments.outputs_dropped,
                 **profile_options(arguments),
             )
-    verdict = verify(model, managed, args, kwargs)
+    verdict = verify(model, managed, args, kwargs, costs=True)
+    predicted, measured = verdict.predicted, verdict.measured
+    assert predicted is not None
+    assert measured is not None
     if arguments.json:
         show.print_json(
             {
                 "equal": verdict.equal,
                 "num_compared": len(verdict.items),
                 "differences": list(verdict.differences),
+                "predicted_peak": predicted.peak_bytes,
+                "measured_peak": measured.peak_bytes,
+                "predicted_ns": predicted.step_ns,
+                "measured_ns": measured.step_ns,
             }
         )
     else:

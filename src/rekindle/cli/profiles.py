@@ -10,6 +10,7 @@ from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
 
 if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
+    from rekindle.api import Plan
     from rekindle.profile import ProfileListener, ProfileProgress
 
 
@@ -81,6 +82,30 @@ def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "headroom": headroom,
         "optimizer": arguments.optimizer,
     }
+
+
+def profile_record(plan: "Plan") -> dict[str, Any]:
+    """How a plan's costs and budget came about, as JSON data."""
+    profile = plan.profile
+    record: dict[str, Any] = {
+        "device": profile.device,
+        "costs": {source.value: count for source, count in profile.num_by_source.items()},
+        "not_measured": [list(item) for item in profile.not_measured],
+    }
+    if plan.device_budget is not None:
+        record["device_budget"] = dict(plan.device_budget.rows())
+    return record
+
+
+def profile_lines(plan: "Plan") -> list[str]:
+    """The same for people: which numbers are not measured, and what was left for a step."""
+    lines = [f"costs: {plan.profile.summary()}"]
+    lines += [f"not measured: {target}: {why}" for target, why in plan.profile.not_measured[:10]]
+    if len(plan.profile.not_measured) > 10:
+        lines.append(f"and {len(plan.profile.not_measured) - 10} more")
+    if plan.device_budget is not None:
+        lines.append(f"device budget {plan.device_budget}")
+    return lines
 
 
 def run_info(arguments: argparse.Namespace) -> int:

@@ -50,11 +50,13 @@ class Predictor:
         return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
 
     def _root_gradients_bytes(self) -> int:
-        """The gradient of one that `loss.backward()` makes for a scalar and holds to its end."""
+        """The gradient of one that `loss.backward()` makes for a scalar and holds to its end; where
+        the loss is the caller's, that scalar too."""
         blocks = blocks_of(self.profile.kind)
         joint = self.program.joint
         losses = [joint.outputs[t.output].meta["val"] for t in joint.tangents]
-        return sum(blocks.block_bytes(v.dtype.itemsize) for v in losses if v.dim() == 0)
+        own = sum(blocks.block_bytes(v.dtype.itemsize) for v in losses if v.dim() == 0)
+        return own if all(v.dim() == 0 for v in losses) else own + 2 * blocks.block_bytes(4)
 
     def _num_states(self, schedule: Schedule) -> list[int]:
         """Per step: how many random ops' states are kept, each from its first to its last run, and

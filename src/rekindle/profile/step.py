@@ -116,7 +116,22 @@ def _backward(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
     if len(tensors) == 1 and tensors[0].dim() == 0:
         tensors[0].backward()
     else:
-        torch.autograd.backward(tensors, [torch.ones_like(t) for t in tensors])
+        _AnyLoss.apply(*tensors).backward()
+
+
+class _AnyLoss(torch.autograd.Function):  # type: ignore[misc]
+    """Stands for whatever the caller makes of several outputs: its backward gives each a gradient
+    in the output's layout, which nobody else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.outputs = [output.detach() for output in outputs]
+        return outputs[0].new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+        outputs, ctx.outputs = ctx.outputs, None
+        return tuple(torch.ones_like(output) for output in outputs)
 
 
 @contextmanager
