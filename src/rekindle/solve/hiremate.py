@@ -4,7 +4,7 @@
    them into a tree of small convex groups.
 2. From the bottom up, each distinct group (`partition.repeated`) gets options: ways to run its
    forward and its backward (`options`). Every option maker that applies runs on every group
-   (Sec. 3.2.1): `keep_everything`, `by_twremat` (ignores the partition below) and `_Tree.by_hilp`
+   (Sec. 3.2.1): `keep_everything`, `ByTWRemat` (ignores the partition below) and `Tree.by_hilp`
    (H-ILP over the group's children and their options, `hilp`), over a grid of budgets for the peak
    and for what is saved. The best few, far apart, are kept (`options.select`, N_o).
 3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
@@ -40,7 +40,8 @@ from rekindle.partition.repeated import Form, Part, cut_part
 from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
 from rekindle.solve.chain_program import Rule
-from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
+from rekindle.solve.hilp import LevelModel
+from rekindle.solve.level import Child, Level, Plan, lower_plan
 from rekindle.solve.makers import ByTWRemat, keep_everything, kept_by_all, with_loss_workspace
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.progress import Progress, report
