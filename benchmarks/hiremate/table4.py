@@ -95,7 +95,7 @@ def table(rows: dict[str, dict]) -> str:
         minutes, memory, predicted, *shape = PAPER[name]
         hi, rock = row["hiremate"], row.get("rockmate")
         lines.append(
-            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row['blocks']}, {row['kinds']} | "
+            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row.get('blocks', '-')}, {row.get('kinds', '-')} | "
             f"{row['levels']}, {row['groups']}, "
             f"{row['distinct']}, {row['largest']} ({', '.join(map(str, shape))}) | {memory} | "
             f"{predicted} | {hi.get('time', 'none')} | "
@@ -111,14 +111,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(PAPER))
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--rockmate", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--structure-only", action="store_true")
+    options = parser.parse_intermixed_args()
     out = HERE / "table4.json"
     rows = json.loads(out.read_text()) if out.exists() else {}
     for name in options.names:
         path = options.problems / f"{name.replace(' ', '_')}.paper.json"
         problem = read_problem(path)
-        rows[name] = structure(problem)
-        rows[name] |= measure(problem, PAPER[name][1] / 100, options.time_limit, options.rockmate)
+        rows[name] = rows.get(name, {}) | structure(problem)
+        if not options.structure_only:
+            rows[name] |= measure(
+                problem, PAPER[name][1] / 100, options.time_limit, options.rockmate
+            )
         print(name, rows[name], flush=True)
         rows = {key: rows[key] for key in PAPER if key in rows}
         out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -19,6 +19,7 @@ Known limits: those of `hilp` (no forward run is repeated before the loss at one
 optimum is over the options it is given.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -61,27 +62,29 @@ def whole_by_twremat(
     deadline = time.monotonic() + time_limit_s
     order = list(range(len(problem.ops)))
     found: list[Sequence[int]] = []
-    sequences = recomputing_sequences(problem, 100_000, 60, deadline).sequences
+    rooms: list[Problem] = []
     num_rooms = 8
     for k in range(num_rooms):
         tight = problem
         if problem.loss_op is not None:
             own = problem.ops[problem.loss_op].workspace
             tight = with_loss_workspace(problem, own + budget * k // (num_rooms + 1))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
+        rooms.append(tight)
+    for tight in rooms:  # the walk first: it is the quickest to have something
+        left = max(0.0, deadline - time.monotonic())
         walk_fits, ops = _native.evict(tight.native, order, budget, 40 * len(order), left)
         found += [ops] if walk_fits else []
-        for sequence in sequences:
-            for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
-                for share in (1.0, 0.95, 0.88, 0.8):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return _cheapest(problem, budget, found)
-                    limit = int(budget * share)
-                    ops = _native.fill_up(tight.native, sequence, limit, keep, 6, left)
-                    found.append(ops)
+    if time.monotonic() > deadline:
+        return _cheapest(problem, budget, found)
+    sequences = recomputing_sequences(problem, 100_000, 60, deadline).sequences
+    keeps = (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte)
+    for tight, sequence, keep in itertools.product(rooms, sequences, keeps):
+        for share in (1.0, 0.95, 0.88, 0.8):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return _cheapest(problem, budget, found)
+            limit = int(budget * share)
+            found.append(_native.fill_up(tight.native, sequence, limit, keep, 6, left))
     return _cheapest(problem, budget, found)
 
 
