@@ -95,7 +95,8 @@ def table(rows: dict[str, dict]) -> str:
         minutes, memory, predicted, *shape = PAPER[name]
         hi, rock = row["hiremate"], row.get("rockmate")
         lines.append(
-            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row.get('blocks', '-')}, {row.get('kinds', '-')} | "
+            f"| {name} | {row['ops']} ({row['forward_ops']}) | "
+            f"{row.get('blocks', '-')}, {row.get('kinds', '-')} | "
             f"{row['levels']}, {row['groups']}, "
             f"{row['distinct']}, {row['largest']} ({', '.join(map(str, shape))}) | {memory} | "
             f"{predicted} | {hi.get('time', 'none')} | "

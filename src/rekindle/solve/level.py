@@ -81,11 +81,12 @@ def lower_plan(level: Level, plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def runs_once(child: Child) -> bool:
-    """Whether the forward cannot run again: a run-once op makes what is read and does not stay."""
+    """Whether the forward cannot run again: a run-once op makes what is read and does not stay
+    (what has no size stays for free)."""
     problem = child.part.problem
     stays = set(problem.outputs)
     return any(
-        v not in stays and problem.readers[v]
+        v not in stays and problem.values[v].size and problem.readers[v]
         for i in child.bare.forward
         if problem.ops[i].once
         for v in problem.ops[i].outputs
