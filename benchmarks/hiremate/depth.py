@@ -1,9 +1,9 @@
 """HiRemate's Figs. 6 and 10: quality over the depth of the hierarchy and over alpha.
 
-    python benchmarks/hiremate/depth.py PROBLEM.json [--share 0.5] [--time-limit 60]
+    python benchmarks/hiremate/depth.py [PROBLEM.json] [--share 0.6] [--time-limit 60]
 
 H-ILP alone, without the methods that ignore the hierarchy at the top. Writes `depth.json` beside
-this file.
+this file. Without a problem it takes the UNet that `capture.py` wrote.
 """
 
 import argparse
@@ -21,8 +21,9 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("problem", type=Path)
-    parser.add_argument("--share", type=float, default=0.5)
+    default = HERE.parents[1] / "build" / "hiremate" / "UNet.paper.json"
+    parser.add_argument("problem", nargs="?", type=Path, default=default)
+    parser.add_argument("--share", type=float, default=0.6)
     parser.add_argument("--time-limit", type=float, default=60.0)
     options = parser.parse_args()
     problem = read_problem(options.problem)

@@ -1,8 +1,8 @@
 """HiRemate's Table 4: planning time and overhead on twelve models, beside the paper's columns.
 
-    python benchmarks/hiremate/table4.py PROBLEM_DIR [--time-limit 60] [NAME ...]
+    python benchmarks/hiremate/table4.py [--problems DIR] [--time-limit 60] [NAME ...]
 
-PROBLEM_DIR is what `capture.py` wrote. Writes `table4.json` and `table4.md` beside this file.
+DIR is what `capture.py` wrote. Writes `table4.json` and `table4.md` beside this file.
 Planning time is without capture and profile; the paper's includes both.
 """
 
@@ -108,7 +108,7 @@ def table(rows: dict[str, dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("problems", type=Path)
+    parser.add_argument("--problems", type=Path, default=HERE.parents[1] / "build" / "hiremate")
     parser.add_argument("names", nargs="*", default=list(PAPER))
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--rockmate", action="store_true")
