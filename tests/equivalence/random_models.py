@@ -272,4 +272,32 @@ def multiplied_batches(model, a, b, n):
     )
 
 
+@instruction
+def rolled_and_turned(model, a, b, n):
+    return a.t().roll(n, 0).t() + b
+
+
+@instruction
+def turned_norm(model, a, b, n):
+    turned = a.reshape(WIDTH, ROWS).t()
+    return model.layer_norm(turned).t().reshape(ROWS, WIDTH) * b.sigmoid()
+
+
+@instruction
+def turned_activation(model, a, b, n):
+    return (F.hardswish, F.elu, F.softplus, F.log_softmax)[n](a.t().clone().t() + b)
+
+
+@instruction
+def last_channels(model, a, b, n):
+    image = a.view(1, 2, 8, ROWS).to(memory_format=torch.channels_last)
+    pooled = F.avg_pool2d(F.pad(image, (1, 1, 1, 1), mode="reflect"), 3, stride=1)
+    return F.hardswish(pooled).reshape(ROWS, WIDTH) + b
+
+
+@instruction
+def gated(model, a, b, n):
+    return F.glu(torch.cat([a.t(), b.t()], dim=0), dim=0).t()
+
+
 NAMES = tuple(INSTRUCTIONS)

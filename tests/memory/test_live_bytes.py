@@ -15,6 +15,7 @@ from equivalence.schedules import SCHEDULES
 from equivalence.zoo import CASES, Case, Example, gaussian
 from memory.meter import LiveMeter, every_output, measure_step, own_loss
 from rekindle.core import Problem, simulate
+from rekindle.profile import blocks_of
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -65,7 +66,8 @@ def test_keep_all_needs_no_more_than_eager(case: Case, device: torch.device) -> 
 
 def gradient_bytes(model: nn.Module) -> int:
     storages = [p.grad.untyped_storage() for p in model.parameters() if p.grad is not None]
-    return sum({s._cdata: s.nbytes() for s in storages}.values())
+    sizes = {s._cdata: blocks_of(s.device.type).block_bytes(s.nbytes()) for s in storages}
+    return sum(sizes.values())
 
 
 def wide(device: torch.device) -> Example:

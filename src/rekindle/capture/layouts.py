@@ -96,6 +96,9 @@ SURE = frozenset(
 # Another shape or size than the fake kernel says, whatever the layout of the arguments.
 _ALWAYS = frozenset({"mkldnn_rnn_layer"})
 
+# The fake kernel gives one tensor twice where the real one gives two.
+_TWICE = frozenset({aten.mkldnn_rnn_layer_backward.default})
+
 
 class Layouts:
     """What real kernels answered, by kind of call."""
@@ -110,6 +113,8 @@ class Layouts:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if func is aten.view.default:
             return self._view(args, out)
+        if func in _TWICE:
+            return _distinct(out)
         if not self._doubtful(func, tensors):
             return out
         old = {storage_key(t) for t in tensors}
@@ -164,6 +169,16 @@ class Layouts:
             except (RuntimeError, NotImplementedError, IndexError):
                 self._answers[key] = None
         return self._answers[key]
+
+
+def _distinct(out: Any) -> Any:
+    flat, spec = pytree.tree_flatten(out)
+    seen: set[int] = set()
+    for i, leaf in enumerate(flat):
+        if id(leaf) in seen:
+            flat[i] = torch.empty_like(leaf)
+        seen.add(id(leaf))
+    return pytree.tree_unflatten(flat, spec)
 
 
 def _kind(t: torch.Tensor) -> tuple[Any, ...]:

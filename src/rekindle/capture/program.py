@@ -406,7 +406,9 @@ class _Analysis:
         for i, op in enumerate(self.ops):
             if op.phase == "forward":
                 for node in op.nodes:
-                    found[node.meta["seq_nr"]] = i
+                    # Ops that autograd does not see take the number of the next one that it does:
+                    # the first op of a number is the one whose gradient it is.
+                    found.setdefault(node.meta["seq_nr"], i)
         return found
 
 

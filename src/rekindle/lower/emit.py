@@ -214,8 +214,8 @@ class _Emitter:
     # ---- where the backward is cut
 
     def _cuts(self) -> list[int]:
-        """Steps at which a new stretch begins: parameter gradients are handed out at least as
-        often as this many equal shares of their bytes."""
+        """Steps at which a new stretch begins: gradients are handed out in about `max_stretches`
+        equal shares of their bytes, none below a share that is worth the call."""
         leave = sorted(self.leaves.values())
         begin = self.loss_step + 1
         if not leave:
@@ -223,7 +223,7 @@ class _Emitter:
         sizes: dict[int, int] = {}
         for leaf, step in self.leaves.items():
             sizes[step] = sizes.get(step, 0) + leaf.meta["storage_bytes"]
-        share = max(max(sizes.values()), sum(sizes.values()) // self.max_stretches)
+        share = max(*sizes.values(), sum(sizes.values()) // self.max_stretches, _SHARE_BYTES)
         cuts, held = [begin], 0
         for step in sorted(sizes):
             held += sizes[step]
@@ -626,6 +626,8 @@ class _Emitter:
         }
         return {i: t for t, i in enumerate(self.steps) if i in random}
 
+
+_SHARE_BYTES = 1 << 16  # gradients below this in all are not worth a call of their own
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
 

@@ -11,6 +11,7 @@ memory than the largest op (and on a GPU about 150 MiB to keep it busy and its c
 """
 
 import contextlib
+import functools
 import os
 import statistics
 import sys
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import profiler
+from torch import fx, profiler
 
 from rekindle.profile.base import OpProfile, Source
 from rekindle.profile.blocks import Blocks, blocks_of
@@ -272,44 +273,64 @@ class CudaBench:
         torch.cuda.empty_cache()
 
 
-def stream_overhead_ns(device: torch.device, num_passes: int = 15) -> int:
+def stream_overhead_ns(device: torch.device, num_ops: int = 480, num_passes: int = 7) -> int:
     """What the host needs for one op more in a stream of different ops than in a loop of the same
-    op, where caches and branch predictors know it by heart. By a short chain of small ops."""
+    op, where caches and branch predictors know it by heart. By a long chain of small ops in
+    generated code, as a lowered plan is, each line of which runs once."""
     x = torch.zeros(16, 16, device=device)
     weight = torch.zeros(16, device=device)
     aten = torch.ops.aten
-    chain: list[Thunk] = [
-        lambda: aten.mm.default(x, x),
-        lambda: aten.add.Tensor(x, x),
-        lambda: aten.view.default(x, [8, 32]),
-        lambda: aten.native_layer_norm.default(x, [16], weight, weight, 1e-5),
-        lambda: aten.t.default(x),
-        lambda: aten.addmm.default(weight, x, x),
-        lambda: aten.gelu.default(x),
-        lambda: aten.mul.Tensor(x, x),
-        lambda: aten._softmax.default(x, 1, False),
-        lambda: aten.sum.dim_IntList(x, [0], True),
-        lambda: aten.relu.default(x),
-        lambda: aten.clone.default(x),
-        lambda: aten.threshold_backward.default(x, x, 0),
-        lambda: aten.expand.default(weight, [16, 16]),
-        lambda: aten.cat.default([x, x], 1),
-        lambda: aten.sigmoid.default(x),
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (aten.mm.default, ("x", "x")),
+        (aten.add.Tensor, ("x", "x")),
+        (aten.view.default, ("x", [8, 32])),
+        (aten.native_layer_norm.default, ("x", [16], "w", "w", 1e-5)),
+        (aten.t.default, ("x",)),
+        (aten.addmm.default, ("w", "x", "x")),
+        (aten.gelu.default, ("x",)),
+        (aten.mul.Tensor, ("x", "x")),
+        (aten._softmax.default, ("x", 1, False)),
+        (aten.sum.dim_IntList, ("x", [0], True)),
+        (aten.relu.default, ("x",)),
+        (aten.clone.default, ("x",)),
+        (aten.threshold_backward.default, ("x", "x", 0)),
+        (aten.expand.default, ("w", [16, 16])),
+        (aten.cat.default, (["x", "x"], 1)),
+        (aten.sigmoid.default, ("x",)),
     ]
 
-    def clock(ops: list[Thunk], repeats: int) -> float:
-        _settle(device)
-        begin = time.perf_counter_ns()
-        for _ in range(repeats):
-            for op in ops:
-                op()
-        return (time.perf_counter_ns() - begin) / (repeats * len(ops))
+    def filled(arg: Any, names: dict[str, Any]) -> Any:
+        if isinstance(arg, list):
+            return [filled(a, names) for a in arg]
+        return names.get(arg, arg) if isinstance(arg, str) else arg
 
+    graph = fx.Graph()
+    names = {"x": graph.placeholder("x"), "w": graph.placeholder("w")}
+    for i in range(num_ops):
+        target, args = calls[i % len(calls)]
+        graph.call_function(target, tuple(filled(a, names) for a in args))
+    graph.output(names["x"])
+    chain = fx.GraphModule(torch.nn.Module(), graph).forward
+
+    def clock(run: Thunk, repeats: int) -> float:
+        _settle(device)
+        # The thread's own clock: a pass is long enough for another process to come between.
+        begin = time.thread_time_ns()
+        for _ in range(repeats):
+            run()
+        return (time.thread_time_ns() - begin) / repeats
+
+    tensors = {"x": x, "w": weight}
+    alone = []
     with torch.no_grad():
-        clock(chain, 3)
-        alone = [statistics.median(clock([op], 20) for _ in range(5)) for op in chain]
-        mixed = statistics.median(clock(chain, 1) for _ in range(num_passes))
-    return max(0, round(mixed - statistics.mean(alone)))
+        for target, args in calls:
+            given = tuple(filled(a, tensors) for a in args)
+            run = functools.partial(target, *given)
+            clock(run, 3)
+            alone.append(statistics.median(clock(run, 20) for _ in range(3)))
+        clock(lambda: chain(x, weight), 2)
+        mixed = statistics.median(clock(lambda: chain(x, weight), 1) for _ in range(num_passes))
+    return max(0, round(mixed / num_ops - statistics.mean(alone)))
 
 
 def _settle(device: torch.device) -> None:

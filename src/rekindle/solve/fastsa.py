@@ -14,7 +14,8 @@ B.1); ops that must run once are moved and never added or removed.
 - `grouping`: a first stage on groups of ops (`grouping.py`, Algorithm 1), then single ops.
 - `moves`: `directed`, ours (`cpp/anneal_moves.h`), look where values are made and read, and move or
   recompute chains in one go; `paper`, section 2.2, add, remove and rotate at random slots.
-- Several seeds from the start, then further from the best of them: `_stages`.
+- Several seeds from the start, then further from the best of them: `_stages`. Beyond a few
+  thousand ops from a greedy schedule instead (`_Search.walk`).
 - `reorder` is B.2: only the order changes, no op runs twice.
 
 `FastSA.as_published()` has the settings of D.4. Known limits: a heuristic; it proves nothing but
@@ -37,6 +38,7 @@ Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float],
 
 LARGEST_SIZES = 2**60  # memory stays exact in 64 signed bits, whatever is alive twice
 LARGEST_COSTS = 2**56
+LARGE = 3000  # ops; beyond, there are too few moves per op to get far from keep-all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +97,31 @@ class FastSA:
         if warm_start is not None:
             search.offer(warm_start.ops)
         num_moves = self.num_moves or default_moves(problem)
+        large = len(problem.ops) > LARGE and self.moves == "directed"
         try:
+            if large and not search.done:
+                search.walk()
             if self.grouping and not search.done:
                 self._run_groups(search, group_ops(problem), num_moves * 10 // 11)
                 num_moves //= 11
-            for stage in self._stages(warm_start is not None or self.grouping):
+            for stage in self._stages(warm_start is not None or self.grouping, large):
                 if not search.done and (not stage.ratchet or search.best is None):
                     self._run(search, stage, num_moves)
         except KeyboardInterrupt:
             search.ended = "interrupt"
         return search.solution()
 
-    def _stages(self, warm: bool) -> tuple[_Stage, ...]:
+    def _stages(self, warm: bool, large: bool) -> tuple[_Stage, ...]:
         hot, cold = self.temperatures or ((50.0, 0.02) if self._by_area else (1e-3, 1e-7))
         if not self._by_area:
             if warm:  # after the groups: from their final temperature down (D.4)
                 hot, cold = cold, cold * 1e-4
             return (_Stage(self.num_seeds, 1.0, 1.0, hot, cold, afresh=not warm),)
+        if large:  # heat would undo the start faster than so few moves per op mend it
+            return (
+                _Stage(1, 1.0, 0.8, hot / 50, cold, afresh=False),
+                _Stage(1, 0.25, 1.0, hot / 50, cold, afresh=False, ratchet=True),
+            )
         return (
             _Stage(self.num_seeds, 0.5, 0.6, hot, 2.5 * cold, afresh=not warm),
             _Stage(1, 0.5, 0.9, hot / 10, cold, afresh=False),
@@ -245,6 +255,16 @@ class _Search:
         if trace.peak <= self.budget and (self.best is None or (cost, trace.peak) < self.best[:2]):
             self.best = (cost, trace.peak, list(ops))
             report(Progress(self.name, time.monotonic() - self.start, cost, self.bound))
+
+    def walk(self) -> None:
+        """A greedy schedule within the budget, as a start."""
+        order = list(keep_all(self.problem).ops)
+        limit_s = 0.3 * self.limit_s
+        fits, ops = _native.evict(
+            self.problem.native, order, self.budget, 8 * len(order) + 1000, limit_s
+        )
+        if fits:
+            self.offer(ops)
 
     def stage(self, stage: _Stage, num_moves: int, **options: Any) -> None:
         best = (self.best or self.smallest or (0, 0, []))[2]

@@ -123,10 +123,17 @@ class Compare(TorchDispatchMode):
             if isinstance(real, Tensor) and strides(real) != strides(fake):
                 given = [strides(t) for t in pytree.tree_leaves(args) if isinstance(t, Tensor)]
                 self.wrong.append(f"{func} of {given}: {strides(fake)}, real {strides(real)}")
+        if num_storages(out) != num_storages(seen):
+            self.wrong.append(f"{func}: {num_storages(seen)} storages, real {num_storages(out)}")
         return out
 
     def _fake(self, t: Tensor) -> Tensor:
         return self.fake_mode.from_tensor(t.detach(), static_shapes=True)
+
+
+def num_storages(nest: object) -> int:
+    tensors = [t for t in pytree.tree_leaves(nest) if isinstance(t, Tensor)]
+    return len({t.untyped_storage()._cdata for t in tensors})
 
 
 def strides(t: Tensor) -> tuple:
