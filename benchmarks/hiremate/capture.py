@@ -1,6 +1,6 @@
 """Captures the models of `models.py` on no memory at all (meta tensors), with estimated costs.
 
-    python benchmarks/hiremate/capture.py OUT_DIR [--device p100.toml] [NAME ...]
+    python benchmarks/hiremate/capture.py [--out DIR] [--device p100.toml] [NAME ...]
 
 The paper's budgets do not count the gradients of parameters, so they have size 0 in the files that
 end in `.paper.json`; the others count them, as the product does.
@@ -19,6 +19,7 @@ from rekindle.formulate import formulate
 from rekindle.profile import load_device, profile_nodes
 
 HERE = Path(__file__).parent
+PROBLEMS = HERE.parents[1] / "build" / "hiremate"  # where the other scripts look for them
 
 
 def without_gradients(problem: Problem) -> Problem:
@@ -38,7 +39,7 @@ def without_gradients(problem: Problem) -> Problem:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--out", type=Path, default=PROBLEMS)
     parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL])
     parser.add_argument("--device", default=str(HERE / "p100.toml"))
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """HiRemate's Table 4: planning time and overhead on twelve models, beside the paper's columns.
 
-    python benchmarks/hiremate/table4.py PROBLEM_DIR [--time-limit 60] [NAME ...]
+    python benchmarks/hiremate/table4.py [--problems DIR] [--time-limit 60] [NAME ...]
 
-PROBLEM_DIR is what `capture.py` wrote. Writes `table4.json` and `table4.md` beside this file.
+DIR is what `capture.py` wrote. Writes `table4.json` and `table4.md` beside this file.
 Planning time is without capture and profile; the paper's includes both.
 """
 
@@ -95,7 +95,8 @@ def table(rows: dict[str, dict]) -> str:
         minutes, memory, predicted, *shape = PAPER[name]
         hi, rock = row["hiremate"], row.get("rockmate")
         lines.append(
-            f"| {name} | {row['ops']} ({row['forward_ops']}) | {row['blocks']}, {row['kinds']} | "
+            f"| {name} | {row['ops']} ({row['forward_ops']}) | "
+            f"{row.get('blocks', '-')}, {row.get('kinds', '-')} | "
             f"{row['levels']}, {row['groups']}, "
             f"{row['distinct']}, {row['largest']} ({', '.join(map(str, shape))}) | {memory} | "
             f"{predicted} | {hi.get('time', 'none')} | "
@@ -107,18 +108,22 @@ def table(rows: dict[str, dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("problems", type=Path)
+    parser.add_argument("--problems", type=Path, default=HERE.parents[1] / "build" / "hiremate")
     parser.add_argument("names", nargs="*", default=list(PAPER))
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--rockmate", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--structure-only", action="store_true")
+    options = parser.parse_intermixed_args()
     out = HERE / "table4.json"
     rows = json.loads(out.read_text()) if out.exists() else {}
     for name in options.names:
         path = options.problems / f"{name.replace(' ', '_')}.paper.json"
         problem = read_problem(path)
-        rows[name] = structure(problem)
-        rows[name] |= measure(problem, PAPER[name][1] / 100, options.time_limit, options.rockmate)
+        rows[name] = rows.get(name, {}) | structure(problem)
+        if not options.structure_only:
+            rows[name] |= measure(
+                problem, PAPER[name][1] / 100, options.time_limit, options.rockmate
+            )
         print(name, rows[name], flush=True)
         rows = {key: rows[key] for key in PAPER if key in rows}
         out.write_text(json.dumps(rows, indent=1) + "\n")

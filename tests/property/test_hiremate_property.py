@@ -11,8 +11,9 @@ from rekindle.partition.hierarchy import HPartition, dominators
 from rekindle.partition.repeated import cut_part
 from rekindle.solve import run_solver
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.hilp import Child, LevelModel, lower_plan
+from rekindle.solve.hilp import LevelModel
 from rekindle.solve.hiremate import HiRemate, Tree, top_level
+from rekindle.solve.level import Child, lower_plan
 from rekindle.solve.makers import ByTWRemat, keep_everything
 from rekindle.solve.options import bare, measure
 from rekindle.solve.rockmate import Rockmate

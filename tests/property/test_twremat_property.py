@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from training_graphs import cheapest, training_graph
 
 from rekindle.core import Status, keep_all, simulate
+from rekindle.partition.treewidth import OpGraph, eliminate, separator_tree
 from rekindle.solve import run_solver
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.twremat import OpGraph, Recursion, TWRemat, eliminate, separator_tree
+from rekindle.solve.twremat import Recursion, TWRemat
 
 
 @settings(max_examples=80, deadline=None)

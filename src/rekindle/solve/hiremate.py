@@ -4,7 +4,7 @@
    them into a tree of small convex groups.
 2. From the bottom up, each distinct group (`partition.repeated`) gets options: ways to run its
    forward and its backward (`options`). Every option maker that applies runs on every group
-   (Sec. 3.2.1): `keep_everything`, `by_twremat` (ignores the partition below) and `_Tree.by_hilp`
+   (Sec. 3.2.1): `keep_everything`, `ByTWRemat` (ignores the partition below) and `Tree.by_hilp`
    (H-ILP over the group's children and their options, `hilp`), over a grid of budgets for the peak
    and for what is saved. The best few, far apart, are kept (`options.select`, N_o).
 3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
@@ -19,6 +19,7 @@ Known limits: those of `hilp` (no forward run is repeated before the loss at one
 optimum is over the options it is given.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ from rekindle.partition.repeated import Form, Part, cut_part
 from rekindle.partition.separators import find_rows
 from rekindle.solve.base import answer
 from rekindle.solve.chain_program import Rule
-from rekindle.solve.hilp import Child, Level, LevelModel, Plan, lower_plan
+from rekindle.solve.hilp import LevelModel
+from rekindle.solve.level import Child, Level, Plan, lower_plan
 from rekindle.solve.makers import ByTWRemat, keep_everything, kept_by_all, with_loss_workspace
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.progress import Progress, report
@@ -60,27 +62,29 @@ def whole_by_twremat(
     deadline = time.monotonic() + time_limit_s
     order = list(range(len(problem.ops)))
     found: list[Sequence[int]] = []
-    sequences = recomputing_sequences(problem, 100_000, 60, deadline).sequences
+    rooms: list[Problem] = []
     num_rooms = 8
     for k in range(num_rooms):
         tight = problem
         if problem.loss_op is not None:
             own = problem.ops[problem.loss_op].workspace
             tight = with_loss_workspace(problem, own + budget * k // (num_rooms + 1))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
+        rooms.append(tight)
+    for tight in rooms:  # the walk first: it is the quickest to have something
+        left = max(0.0, deadline - time.monotonic())
         walk_fits, ops = _native.evict(tight.native, order, budget, 40 * len(order), left)
         found += [ops] if walk_fits else []
-        for sequence in sequences:
-            for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
-                for share in (1.0, 0.95, 0.88, 0.8):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return _cheapest(problem, budget, found)
-                    limit = int(budget * share)
-                    ops = _native.fill_up(tight.native, sequence, limit, keep, 6, left)
-                    found.append(ops)
+    if time.monotonic() > deadline:
+        return _cheapest(problem, budget, found)
+    sequences = recomputing_sequences(problem, 100_000, 60, deadline).sequences
+    keeps = (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte)
+    for tight, sequence, keep in itertools.product(rooms, sequences, keeps):
+        for share in (1.0, 0.95, 0.88, 0.8):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return _cheapest(problem, budget, found)
+            limit = int(budget * share)
+            found.append(_native.fill_up(tight.native, sequence, limit, keep, 6, left))
     return _cheapest(problem, budget, found)
 
 
