@@ -16,6 +16,7 @@ from rekindle.errors import (
 if TYPE_CHECKING:
     from rekindle.api import Plan, plan, rematerialize
     from rekindle.equality import Verdict, verify
+    from rekindle.lower.sequential import sequential
     from rekindle.profile import measure_step as measure
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "measure",
     "plan",
     "rematerialize",
+    "sequential",
     "verify",
 ]
 
@@ -41,6 +43,7 @@ _LAZY = {
     "measure": ("rekindle.profile", "measure_step"),
     "plan": ("rekindle.api", "plan"),
     "rematerialize": ("rekindle.api", "rematerialize"),
+    "sequential": ("rekindle.lower.sequential", "sequential"),
     "verify": ("rekindle.equality", "verify"),
 }
 

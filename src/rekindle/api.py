@@ -39,6 +39,7 @@ from rekindle.profile import (
 )
 from rekindle.profile import device_budget as device_budget_of
 from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.pareto import Point, pareto
 from rekindle.solve.registry import SOLVERS, find_solver
 from rekindle.solve.smallest import min_budget
 
@@ -109,6 +110,10 @@ class Plan:
     def predict(self) -> Prediction:
         """The peak and the time of a step on the device, as `measure` would find them."""
         return Predictor(self.program, self.profile, self.problem).predict(self.schedule)
+
+    def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
+        """What each amount of memory costs in time, from the smallest peak to keep-all."""
+        return pareto(self.problem, num_points=num_points, time_limit_s=time_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
