@@ -145,8 +145,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"{func} is a higher-order op{_at(self.where())}; such ops cannot be planned: "
                 "manage the submodules around it one by one"
             )
-        if func in effects.OWN_STATE:
-            raise CaptureError(f"{func}{_at(self.where())}: {effects.OWN_STATE[func]}")
+        if func in effects.REFUSED:
+            raise CaptureError(f"{func}{_at(self.where())}: {effects.REFUSED[func]}")
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
