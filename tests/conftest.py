@@ -3,8 +3,10 @@
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Measurements of a test run are of no use to anybody else.
 os.environ["REKINDLE_CACHE_DIR"] = tempfile.mkdtemp(prefix="rekindle-tests-")
+
+# A shell that is not interactive starts what runs in its background with SIGINT ignored, and so
+# would be all that is started from here; the tests of Ctrl-C need it.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("hypothesis") is not None:  # a GPU machine may have torch alone
     from hypothesis import settings
