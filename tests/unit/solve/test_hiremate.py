@@ -170,9 +170,9 @@ def test_partitioning_a_large_graph_is_fast():
 
 
 def test_the_time_limit_is_kept():
-    problem = transformer(40)
+    problem = transformer(150)
     budget = int(simulate(problem, keep_all(problem)).peak * 0.5)
     start = time.process_time()
-    solution = run_solver(HiRemate(), problem, budget, time_limit_s=1)
-    assert time.process_time() - start < 2.1
+    solution = run_solver(HiRemate(), problem, budget, time_limit_s=2)
+    assert time.process_time() - start < 3.2
     assert solution.stopped_by == "time limit"
