@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "anneal_moves.h"
-#include "anneal_random.h"
+#include "random.h"
 #include "anneal_timeline.h"
 #include "simulate.h"
 

@@ -13,7 +13,7 @@
 #include <array>
 #include <cstdint>
 
-#include "anneal_random.h"
+#include "random.h"
 #include "anneal_timeline.h"
 
 namespace rekindle {

@@ -80,8 +80,8 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
     std::int64_t since_better = 0;
     while (found.walks < search.max_walks && !control.expired(host)) {
         Point next = current;
-        const double step = std::pow(4.0, random.uniform() * 3.0 - 1.5);  // 1/8 .. 8
-        const double kind = random.uniform();
+        const double step = std::pow(4.0, random.unit() * 3.0 - 1.5);  // 1/8 .. 8
+        const double kind = random.unit();
         if (kind < 0.08) {
             next.cost_power = std::clamp(next.cost_power + 0.3 * random.normal(), 0.0, 2.5);
         } else if (kind < 0.16) {
@@ -90,17 +90,17 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
             next.limit_factor =
                 std::clamp(next.limit_factor + 0.02 * random.normal(), 0.8, 1.1);
         } else if (kind < 0.7 || candidates.empty()) {
-            const std::uint64_t count = 1 + random.below(3);
-            for (std::uint64_t k = 0; k < count; ++k)
-                next.class_weight[random.below(static_cast<std::uint64_t>(num_classes))] +=
+            const Id count = 1 + random.below(3);
+            for (Id k = 0; k < count; ++k)
+                next.class_weight[idx(random.below(num_classes))] +=
                     step * random.normal();
         } else {
-            const Id v = candidates[random.below(candidates.size())];
+            const Id v = candidates[idx(random.below(static_cast<Id>(candidates.size())))];
             next.value_weight.emplace_back(v, step * random.normal());
         }
         const double cost = evaluate(next);
         // A small tolerance lets the climb cross plateaus and shallow valleys.
-        const double tolerance = 0.0005 * base * random.uniform() * random.uniform();
+        const double tolerance = 0.0005 * base * random.unit() * random.unit();
         if (cost <= current_cost + (current_cost < 1e299 ? tolerance : 0.0)) {
             current = std::move(next);
             current_cost = cost;
