@@ -12,9 +12,11 @@ stop and what it has is returned with `interrupted` set.
 Callers should scale: right-hand sides and costs near 1 (HiGHS's tolerances are absolute).
 """
 
+import atexit
 import importlib.util
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -88,6 +90,18 @@ class MIPAnswer:
     interrupted: bool = False
 
 
+_GRACE_S = 0.5  # past the time limit, until a solve is left alone
+
+_left_alone: list[threading.Event] = []
+
+
+@atexit.register
+def _wait_for_those_left_alone() -> None:
+    """A solve must not call back into an interpreter that is gone; it ends within seconds."""
+    for done in _left_alone:
+        done.wait(30.0)
+
+
 News = Callable[[float, float, Floats | None], None]  # objective, bound, x where it is new
 
 
@@ -108,7 +122,9 @@ class GrowingLP:
         highs = self._highs
         # The limit counts from the first solve of the object.
         highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, time_limit_s))
-        interrupted = _run(highs, lambda: None, threading.Event())
+        interrupted = _run(highs, lambda: None, threading.Event(), time_limit_s)
+        if interrupted is None:
+            return LPAnswer(Outcome.STOPPED)
         status = highs.getModelStatus()
         if status == highspy.HighsModelStatus.kOptimal:
             solution = highs.getSolution()
@@ -161,11 +177,14 @@ def solve_mip(
         columns = np.fromiter(start.keys(), dtype=np.int32, count=len(start))
         values = np.fromiter(start.values(), dtype=np.float64, count=len(start))
         highs.setSolution(len(start), columns, values)
-    return _watched_mip(highs, on_news, enough)
+    return _watched_mip(highs, on_news, enough, time_limit_s)
 
 
 def _watched_mip(
-    highs: Any, on_news: News | None, enough: Callable[[float, float], bool] | None
+    highs: Any,
+    on_news: News | None,
+    enough: Callable[[float, float], bool] | None,
+    time_limit_s: float,
 ) -> MIPAnswer:
     news: queue.SimpleQueue[tuple[float, float, Floats | None]] = queue.SimpleQueue()
     stop = threading.Event()
@@ -191,7 +210,9 @@ def _watched_mip(
 
     highs.cbMipInterrupt.subscribe(tell)
     highs.cbMipImprovingSolution.subscribe(found)
-    interrupted = _run(highs, deliver, stop)
+    interrupted = _run(highs, deliver, stop, time_limit_s)
+    if interrupted is None:  # what it had found was delivered
+        return MIPAnswer(Outcome.STOPPED, bound=told[1])
     return _mip_answer(highs, interrupted)
 
 
@@ -207,8 +228,15 @@ def _mip_answer(highs: Any, interrupted: bool) -> MIPAnswer:
     return MIPAnswer(outcome, float(info.objective_function_value), x, bound, interrupted)
 
 
-def _run(highs: Any, deliver: Callable[[], None], stop: threading.Event) -> bool:
-    """Runs HiGHS in a thread until it ends or `stop` is set; True if Ctrl-C came meanwhile."""
+def _run(
+    highs: Any, deliver: Callable[[], None], stop: threading.Event, time_limit_s: float
+) -> bool | None:
+    """Runs HiGHS in a thread until it ends or `stop` is set; True if Ctrl-C came meanwhile.
+
+    HiGHS looks at its time limit only now and then, on some models seconds late. Past the limit it
+    is told to stop, and if it does not hear it is left to end by itself: None.
+    """
+    deadline = time.monotonic() + max(0.01, time_limit_s)
 
     def check(event: Any) -> None:
         if stop.is_set():
@@ -237,6 +265,12 @@ def _run(highs: Any, deliver: Callable[[], None], stop: threading.Event) -> bool
             # Not `join`: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended.
             while not done.wait(0.05):
                 deliver()
+                late = time.monotonic() - deadline
+                if late > 0.0:
+                    stop.set()
+                if late > _GRACE_S:
+                    _left_alone.append(done)
+                    return None
             break
         except KeyboardInterrupt:
             interrupted = True
