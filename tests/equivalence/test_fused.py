@@ -67,7 +67,11 @@ def shared(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return (y.view(-1) * 2.0).view(x.shape) + total * (y * y)
 
 
-FUNCTIONS = [new_gelu, rms_norm, swiglu, gates, shared]
+def dropped(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.relu(x * gain), 0.25) + F.dropout(F.gelu(x + gain), 0.5)
+
+
+FUNCTIONS = [new_gelu, rms_norm, swiglu, gates, shared, dropped]
 
 
 def _model(function: Callable[..., torch.Tensor], dtype: torch.dtype, device: torch.device) -> Net:

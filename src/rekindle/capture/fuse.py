@@ -34,6 +34,7 @@ _MIN_NUMEL = 1 << 18  # below this the launch is all that counts
 _MAX_STEPS = 32
 _MAX_WIDE = 5  # operands of full size
 _DTYPES = (torch.float32, torch.bfloat16)
+_TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.detach.default)
 
 
@@ -49,6 +50,11 @@ _SOURCE: dict[Any, Callable[..., str]] = {
     aten.sigmoid.default: "(1.f / (1.f + expf(-({0}))))".format,
     aten.silu.default: "({0} / (1.f + expf(-({0}))))".format,
     aten.silu_backward.default: "silu_backward({0}, {1})".format,
+    aten.gelu.default: "({0} * 0.5f * (1.f + erff({0} * 0.70710678118654752440f)))".format,
+    aten.gelu_backward.default: "gelu_backward({0}, {1})".format,
+    aten.relu.default: "({0} != {0} ? {0} : fmaxf({0}, 0.f))".format,
+    aten.threshold_backward.default: "({1} <= {2} ? 0.f : {0})".format,
+    aten.native_dropout_backward.default: "__fmul_rn(__fmul_rn({1}, {0}), {2})".format,
     aten._to_copy.default: "{0}".format,
     aten.pow.Tensor_Scalar: "",  # type: ignore[dict-item]  # by the exponent
     aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
@@ -69,6 +75,11 @@ __device__ __forceinline__ float rounded(float x) { return widen(narrow(x)); }
 __device__ __forceinline__ float silu_backward(float dy, float x) {
   const float s = 1.f / (1.f + expf(-x));
   return dy * s * (1.f + x * (1.f - s));
+}
+__device__ __forceinline__ float gelu_backward(float dy, float x) {
+  const float cdf = 0.5f * (1.f + erff(x * 0.70710678118654752440f));
+  const float pdf = expf(-0.5f * x * x) * 0.39894228040143267794f;
+  return dy * (cdf + x * pdf);
 }
 """
 
@@ -137,20 +148,19 @@ class Kernel:
 
     def source(self) -> str:
         n = self.at_once
-        types = {torch.float32: "float", torch.bfloat16: "unsigned short"}
-        pointers = [f"const {types[d]}* p{i}" for i, d in enumerate(self.dtypes)]
+        pointers = [f"const {_TYPES[d]}* p{i}" for i, d in enumerate(self.dtypes)]
         lines = [_PRELUDE]
-        for dtype, name in types.items():
+        for dtype, name in _TYPES.items():
             size = n * dtype.itemsize
             lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
-        head = ", ".join([*pointers, f"{types[self.dtype]}* out", "int threads"])
+        head = ", ".join([*pointers, f"{_TYPES[self.dtype]}* out", "int threads"])
         lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
         lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
         lines.append("  if (t >= threads) return;")
         lines.append(f"  const long long i = t * {n};")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             if place.kind == "row":
-                lines.append(f"  const {types[dtype]} r{k} = p{k}[i / {place.extent}LL];")
+                lines.append(f"  const {_TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
                 continue
             at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
             vector = f"V{dtype.itemsize}"
@@ -159,7 +169,7 @@ class Kernel:
         lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
-            wide = f"widen({value})" if dtype == torch.bfloat16 else value
+            wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
             lines.append(f"    const float x{k} = {wide};")
         for j, step in enumerate(self.steps):
             lines.append(f"    const float s{j} = {_expression(step)};")
@@ -217,7 +227,7 @@ def _elementwise(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in _SOURCE or node.meta.get("writes"):
         return False
     out = node.meta.get("val")
-    if not _dense(out) or out.numel() < _MIN_NUMEL:
+    if not _dense(out) or out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
         return False
     if node.kwargs and node.target is not aten._to_copy.default:
         return False
@@ -238,7 +248,7 @@ def _elementwise(node: fx.Node) -> bool:
 def _dense(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
-        and value.dtype in _DTYPES
+        and value.dtype in _TYPES
         and value.is_contiguous()
         and value.storage_offset() == 0
     )
@@ -505,7 +515,7 @@ def _numbers(like: torch.Tensor, seed: int, device: torch.device) -> torch.Tenso
     flat = x.view(-1)
     special = torch.tensor(_SPECIAL, device=device)
     flat[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(flat[seed::7])]
-    return x.to(like.dtype)
+    return x > 0 if like.dtype == torch.bool else x.to(like.dtype)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
