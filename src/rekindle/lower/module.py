@@ -163,7 +163,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if why is None:
             if entry.plan.runner.wanted is not None:
                 _adopt(manager, model, entry)
-            return _run(entry.plan, state, tensors)
+            return _run(model, entry.plan, state, tensors)
         reason = why
     return _missed(model, manager, args, kwargs, reason)
 
@@ -180,12 +180,17 @@ def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
     entry.plan = plan
 
 
-def _run(plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+def _run(
+    model: nn.Module, plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]
+) -> Any:
     runner = plan.runner
     residents = runner.gather(state, tensors)
     outs = runner(residents)
     structure: Structure = plan.joint.output_structure
-    return structure.rebuild(runner.all_outputs(outs, residents))
+    out, attributes = structure.rebuild(runner.all_outputs(outs, residents))
+    for (path, name), tensor in zip(plan.joint.attributes, attributes, strict=True):
+        setattr(model.get_submodule(path), name, tensor)  # as forward does
+    return out
 
 
 def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
@@ -195,7 +200,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         plan = manager.make_plan(model, args, kwargs)
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
-        return _run(plan, entry.look_at(model).tensors(), tensors)
+        return _run(model, plan, entry.look_at(model).tensors(), tensors)
     _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
     out = plain_forward(model)(*args, **kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)
