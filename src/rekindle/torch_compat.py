@@ -165,15 +165,22 @@ class eager_kernels:
 
 
 @contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
-    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    for device in on:
-        torch.set_autocast_enabled(device, False)
+def autocast_as(state: tuple[Any, ...]) -> Iterator[None]:
+    """Autocast as `autocast_state` has told it; what it cached inside is gone afterwards."""
+    wanted = dict(state)
+    now = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
+    for device in now:
+        torch.set_autocast_enabled(device, device in wanted)
+        if device in wanted:
+            torch.set_autocast_dtype(device, wanted[device])
     try:
         yield
     finally:
-        for device in on:
-            torch.set_autocast_enabled(device, True)
+        if wanted:
+            torch.clear_autocast_cache()
+        for device, (enabled, dtype) in now.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
 
 
 @contextlib.contextmanager

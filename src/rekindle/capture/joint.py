@@ -25,6 +25,7 @@ from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
     FakeTensorMode,
+    autocast_as,
     autocast_state,
     fake_tensors_answer,
     libraries_see_real_tensors,
@@ -33,7 +34,6 @@ from rekindle.torch_compat import (
     recurrent_layers_call,
     run_saved_regions_plainly,
     storage_key,
-    without_autocast,
 )
 
 
@@ -71,6 +71,7 @@ class JointGraph:
     attributes: tuple[tuple[str, str], ...]  # module paths and names that forward sets to tensors
     differentiable: tuple[bool, ...]  # per output: whether eager would give it a grad_fn
     tangents: tuple[Tangent, ...]  # the outputs whose gradient is assumed to arrive
+    autocast: tuple[Any, ...]  # what is on while the backward runs
     gradients: tuple[tuple[fx.Node, fx.Node], ...]  # (placeholder, node of its gradient)
     idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
     scalars: tuple[Scalar, ...]
@@ -80,11 +81,13 @@ class JointGraph:
     def forward_only(self) -> bool:
         return not self.tangents
 
-    def with_tangents(self, tangents: Sequence[Tangent]) -> "JointGraph":
-        """The same forward with another backward: gradients arrive for other outputs, or in
-        other layouts."""
+    def with_tangents(
+        self, tangents: Sequence[Tangent], autocast: tuple[Any, ...] = ()
+    ) -> "JointGraph":
+        """The same forward with another backward: gradients arrive for other outputs, in other
+        layouts, or inside autocast, which casts the backward's own ops."""
         with outside_modes(), self.session.recorder.fake_mode:
-            return _with_backward(self, tuple(tangents))
+            return _with_backward(replace(self, autocast=autocast), tuple(tangents))
 
 
 def capture(
@@ -258,6 +261,7 @@ def _joint(sample: Sample, traced: _Traced) -> JointGraph:
         attributes=tuple(traced.attributes),
         differentiable=tuple(t.requires_grad for t in out_tensors),
         tangents=(),
+        autocast=(),
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
@@ -280,8 +284,8 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     hooks = [leaf.register_hook(_as_stored(leaf, owners)) for leaf in leaves]
     roots = [outputs[t.output] for t in tangents]
     try:
-        # In eager the backward runs outside autocast, and in this thread on a CPU.
-        with without_autocast(), torch.autograd.set_multithreading_enabled(False), recorder:
+        one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
+        with autocast_as(joint.autocast), one_thread, recorder:
             found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:
