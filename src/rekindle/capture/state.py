@@ -237,8 +237,8 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
             fixed = not effects.is_random(node.target) and constant.issuperset(node.all_input_nodes)
         if fixed:
             constant.add(node)
-    tensors = [n.meta["val"] for n in recorder.graph.nodes if n.op == "call_function"]
+    tensors = [n.meta.get("val") for n in recorder.graph.nodes if n.op == "call_function"]
     counts = [sys.getrefcount(t) for t in tensors if isinstance(t, torch.Tensor)]
-    tensors = [n.meta["val"] for n in constant if n.op == "call_function"]
+    tensors = [n.meta.get("val") for n in constant if n.op == "call_function"]
     least = min(counts, default=0)
     return {id(t): t for t in tensors if isinstance(t, torch.Tensor) and sys.getrefcount(t) > least}
