@@ -31,6 +31,7 @@ from rekindle.torch_compat import (
     libraries_see_real_tensors,
     new_fake_mode,
     outside_modes,
+    pytree,
     recurrent_layers_call,
     run_saved_regions_plainly,
     storage_key,
@@ -80,6 +81,34 @@ class JointGraph:
     @property
     def forward_only(self) -> bool:
         return not self.tangents
+
+    def is_like(self, other: "JointGraph") -> bool:
+        """Whether both are the same ops on the same tensors, in the same order."""
+        if self._account() != other._account():
+            return False
+        pairs = zip(self.constants, other.constants, strict=True)
+        return all(a is b or torch.equal(a, b) for a, b in pairs)
+
+    def _account(self) -> tuple[Any, ...]:
+        number = {node: i for i, node in enumerate(self.nodes)}
+
+        def told(leaf: Any) -> Any:
+            return ("node", number[leaf]) if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf))
+
+        calls = []
+        for node in self.nodes:
+            leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+            source = node.meta.get("source")
+            calls.append((node.op, str(node.target), source, spec, tuple(map(told, leaves))))
+        return (
+            tuple(calls),
+            tuple([(t.shape, t.dtype) for t in self.constants]),
+            tuple([number[n] for n in self.outputs]),
+            self.output_structure.key,
+            self.attributes,
+            tuple([(number[a], number[b]) for a, b in self.gradients]),
+            tuple([(str(s.target), repr(s.value), s.num_before) for s in self.scalars]),
+        )
 
     def with_tangents(
         self, tangents: Sequence[Tangent], autocast: tuple[Any, ...] = ()

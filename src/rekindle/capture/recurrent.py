@@ -235,6 +235,7 @@ def _described(kernel: Callable[..., list[torch.Tensor]], *args: Any) -> list[to
         with outside_modes(), torch.no_grad():
             blanks = list(pytree.tree_map_only(torch.Tensor, _blank, args))
             spec = args[4] if kernel is _forward else args[9]
+            blanks[1] = [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in args[1]]
             if flat:
                 _flatten(blanks[1], spec)
             if kernel is _backward:  # a reserve that no forward has filled could crash the kernel
