@@ -260,6 +260,24 @@ def make_from(used: Example, fresh: Example) -> Example:
     return used
 
 
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_a_hook_set_on_a_submodule_after_planning(kind: str, device: torch.device) -> None:
+    """The plan would not run it: such a call is not covered."""
+    example = small(device)
+    managed = manage(example, "thrice", on_miss="eager")
+    x = example.inputs(0)[0][0]
+    seen = []
+    handle = getattr(managed[4], f"register_{kind}")(lambda *_: seen.append(1))
+    with pytest.warns(UserWarning, match="hooks"):
+        managed(x).sum().backward()
+    assert seen == [1]
+    handle.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        managed(x).sum().backward()
+    assert seen == [1]
+
+
 class Scales(nn.Module):
     """Forward reads the scale and the dropout's probability; it does not read the other ones."""
 

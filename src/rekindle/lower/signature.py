@@ -34,6 +34,9 @@ def _tensor_key(t: torch.Tensor, grad: bool) -> tuple[Any, ...]:
     return (type(t), t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
 class ModuleView:
     """Fast access to a module's parameters and buffers, and a check that it is as planned: as it is
     now, or as another one was (`pattern`), of which it is a copy."""
@@ -46,14 +49,23 @@ class ModuleView:
         pattern: "ModuleView | None" = None,
     ) -> None:
         self.modules = [(m._modules, tuple(m._modules.values()), m) for m in model.modules()]
+        # Hooks of submodules are part of what was captured; the model's own run around each call.
+        self.hooks = [
+            m.__dict__[kind]
+            for _, _, m in self.modules[1:]
+            for kind in _HOOKS
+            if kind in m.__dict__
+        ]
         self.places = [_place(model, name, "_parameters") for name in parameters]
         self.places += [_place(model, name, "_buffers") for name in buffers]
         if pattern is None:
             self.expected = self.tensors_key(self.tensors())
             self.training = tuple([m.training for _, _, m in self.modules])
+            self.num_hooks = list(map(len, self.hooks))
             self.settings = list(_settings(model))
         else:
             self.expected, self.training = pattern.expected, pattern.training
+            self.num_hooks = pattern.num_hooks
             self.settings = [s.of(model) for s in pattern.settings]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -70,6 +82,8 @@ class ModuleView:
                 return "submodules were replaced"
         if tuple([m.training for _, _, m in self.modules]) != self.training:
             return "training flags differ (model.train() / model.eval())"
+        if list(map(len, self.hooks)) != self.num_hooks:
+            return "hooks of submodules were added or removed"
         key = self.tensors_key(tensors)
         if key != self.expected:
             what = ("requires_grad", "dtype", "device", "shape", "strides")
