@@ -77,7 +77,7 @@ class _Replay(fx.Interpreter):  # type: ignore[misc]
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_saved_region(target):  # the schedule decides what is kept
             region, *given = args
-            return region(*given)
+            return _Replay(region, self.recorder, self.names).run(*given)
         return super().call_function(target, args, kwargs)
 
     def _path(self, node: fx.Node) -> str:
