@@ -18,6 +18,7 @@ from torch import fx, nn
 from rekindle.capture import recurrent
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
+from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Kind, Recorder, Scalar, Source, Unseen
 from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
 from rekindle.capture.structure import Structure, path_names, split
@@ -324,12 +325,14 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         for leaf, gradient in zip(leaves, found, strict=True)
         if gradient is not None
     )
+    backward_nodes = tuple(recorder.graph.nodes)[num_before:]
+    join_loss_gradients(backward_nodes)
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
     return replace(
         joint,
-        nodes=(*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:]),
+        nodes=(*session.forward_nodes, *backward_nodes),
         constants=tuple(recorder.constants),
         tangents=tangents,
         gradients=gradients,

@@ -30,7 +30,7 @@ is_acceptable: Callable[[torch.Tensor], bool] = torch.cudnn_is_acceptable
 
 MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # as cuDNN counts them
 
-_library = torch.library.Library("rekindle", "DEF")
+_library = torch.library.Library("rekindle", "FRAGMENT")
 # `spec`: weights per layer and direction, mode, hidden size, projection size, layers,
 # batch first, training, both directions.
 _library.define(
