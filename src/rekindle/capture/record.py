@@ -112,7 +112,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def owns(self, holder: Any) -> bool:
         """Whether this is one of the recorder's own containers."""
-        return holder is self._alive or (isinstance(holder, dict) and "storage" in holder)
+        if isinstance(holder, dict):
+            return any(holder is node.meta for node in self.graph.nodes)
+        return holder is self._alive or any(holder is kept for kept in self._alive)
 
     def moved(self, node: fx.Node) -> bool:
         """Whether the tensor of this node was given another storage since (`.data = ...`)."""
