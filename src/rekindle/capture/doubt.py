@@ -8,18 +8,16 @@ branches and kernels of training all the same.
 
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rekindle.capture.record import FOREIGN, Recorder, run_slice
+from rekindle.capture.sample import Sample
 from rekindle.capture.state import left_as_it_was
 from rekindle.capture.structure import split
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import eager_kernels, outside_modes
-
-if TYPE_CHECKING:
-    from rekindle.capture.joint import Sample
 
 
 def explained(error: Exception) -> str:
@@ -44,7 +42,7 @@ class Eager:
     streams: list[torch.Tensor]
 
 
-def run_eagerly(sample: "Sample") -> Eager:
+def run_eagerly(sample: Sample) -> Eager:
     copies = {id(b): b.clone() for b in sample.buffers.values()}
     for t in sample.tensors:
         copies.setdefault(id(t), t.detach().clone().requires_grad_(t.requires_grad))
@@ -67,7 +65,7 @@ def run_eagerly(sample: "Sample") -> Eager:
 
 def difference(
     eager: Eager,
-    sample: "Sample",
+    sample: Sample,
     recorder: Recorder,
     out: Any,
     attributes: dict[tuple[str, str], torch.Tensor],
@@ -97,11 +95,11 @@ def difference(
     return None
 
 
-def _devices(sample: "Sample") -> list[torch.device]:
+def _devices(sample: Sample) -> list[torch.device]:
     return [sample.device] if sample.device.type == "cuda" else []
 
 
-def _streams(sample: "Sample") -> list[torch.Tensor]:
+def _streams(sample: Sample) -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in _devices(sample))]
 
 

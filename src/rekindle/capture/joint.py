@@ -19,13 +19,12 @@ from rekindle.capture import recurrent
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
 from rekindle.capture.loss import join_loss_gradients
-from rekindle.capture.record import Kind, Recorder, Scalar, Source, Unseen
+from rekindle.capture.record import Recorder, Scalar, Source, Unseen
+from rekindle.capture.sample import Sample, placeholders
 from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
-from rekindle.capture.structure import Structure, path_names, split
+from rekindle.capture.structure import Structure, split
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
-    FakeTensor,
-    FakeTensorMode,
     autocast_as,
     autocast_state,
     fake_tensors_answer,
@@ -152,23 +151,6 @@ def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return model.forward(*args, **kwargs)
 
 
-class Sample:
-    """A model with the arguments it is captured for."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        call: Callable[..., Any],
-    ) -> None:
-        self.model, self.args, self.kwargs, self.call = model, args, kwargs, call
-        self.tensors, self.structure = split((args, kwargs))
-        self.input_names = path_names((args, kwargs), "args")
-        self.parameters, self.buffers = _named(model)
-        self.device = _one_device(self.parameters, self.buffers, self.tensors)
-
-
 @dataclass(frozen=True, slots=True)
 class _Traced:
     """A forward that was recorded."""
@@ -207,7 +189,7 @@ def _traced(sample: Sample) -> _Traced:
 
 def _trace(sample: Sample, *, read: bool) -> _Traced:
     recorder = Recorder(new_fake_mode())
-    fakes, leaves = _placeholders(sample, recorder)
+    fakes, leaves = placeholders(sample, recorder)
     fake_args, fake_kwargs = sample.structure.rebuild([fakes[id(t)] for t in sample.tensors])
     given = split((fake_args, fake_kwargs))[1].key
     try:
@@ -245,28 +227,6 @@ def _run(
         stack.enter_context(recorder.fake_mode)
         stack.enter_context(recorder)
         return sample.call(model, *given[0], **given[1])
-
-
-def _placeholders(
-    sample: Sample, recorder: Recorder
-) -> tuple[dict[int, torch.Tensor], list[torch.Tensor]]:
-    """The stand-ins of parameters, buffers and arguments, by id, and those that need gradients."""
-    fakes: dict[int, torch.Tensor] = {}
-    leaves: list[torch.Tensor] = []
-    named: tuple[tuple[Kind, Any], ...] = (
-        ("parameter", sample.parameters.items()),
-        ("buffer", sample.buffers.items()),
-        ("input", zip(sample.input_names, sample.tensors, strict=True)),
-    )
-    for kind, items in named:
-        for i, (name, real) in enumerate(items):
-            if id(real) in fakes:
-                continue
-            fake = fakes[id(real)] = _fake(recorder.fake_mode, real)
-            recorder.placeholder(fake, Source(kind, name, i), real)
-            if torch.is_grad_enabled() and fake.requires_grad:
-                leaves.append(fake)
-    return fakes, leaves
 
 
 def _joint(sample: Sample, traced: _Traced) -> JointGraph:
@@ -401,47 +361,3 @@ def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
                 return tuple(torch.empty(tensor.shape, device="meta").stride())
             expected *= tensor.size(d)
     return tuple(tensor.stride())
-
-
-def _named(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Parameters and buffers by name; one that is tied stands once, under its first name."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
-        if not plain or tensor.is_sparse or tensor.is_nested:
-            raise CaptureError(
-                f"{name} is a {type(tensor).__name__} ({tensor.layout}); only plain dense tensors "
-                "can be planned for now"
-            )
-    return parameters, buffers
-
-
-def _one_device(
-    parameters: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, torch.Tensor],
-    tensors: Sequence[torch.Tensor],
-) -> torch.device:
-    found: dict[torch.device, str] = {}
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        if tensor.dim() or tensor.device.type != "cpu":
-            found.setdefault(tensor.device, name)
-    for i, tensor in enumerate(tensors):
-        if tensor.dim():
-            found.setdefault(tensor.device, f"argument tensor {i}")
-    if len(found) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in found.items())
-        raise CaptureError(
-            f"the model and its arguments are spread over several devices ({places}); put them "
-            "on one device, or manage each part alone"
-        )
-    return next(iter(found), torch.device("cpu"))
-
-
-def _fake(fake_mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    if isinstance(real, FakeTensor):
-        raise CaptureError("the model or its arguments are fake tensors; give real ones")
-    if type(real) is torch.Tensor:
-        fake = fake_mode.from_tensor(real.detach(), static_shapes=True)
-        return fake.requires_grad_(real.requires_grad)
-    return fake_mode.from_tensor(real, static_shapes=True)
