@@ -18,6 +18,7 @@ from torch import fx, nn
 from rekindle.capture import recurrent
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
+from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
@@ -28,6 +29,7 @@ from rekindle.torch_compat import (
     autocast_as,
     autocast_state,
     fake_tensors_answer,
+    is_overload,
     libraries_see_real_tensors,
     new_fake_mode,
     outside_modes,
@@ -55,6 +57,7 @@ class Session:
     outputs: tuple[torch.Tensor, ...]
     leaves: tuple[torch.Tensor, ...]
     forward_nodes: tuple[fx.Node, ...]
+    fuse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,10 @@ class JointGraph:
         for node in self.nodes:
             leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
             source = node.meta.get("source")
-            calls.append((node.op, str(node.target), source, spec, tuple(map(told, leaves))))
+            name = str(node.target)
+            if not is_overload(node.target):
+                name = getattr(node.target, "__name__", name)
+            calls.append((node.op, name, source, spec, tuple(map(told, leaves))))
         return (
             tuple(calls),
             tuple([(t.shape, t.dtype) for t in self.constants]),
@@ -125,21 +131,26 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     call: Callable[..., Any] | None = None,
+    fuse: bool = True,
 ) -> JointGraph:
     """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
 
     Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
     there is one (an output called so, or a scalar), else for every output that requires grad;
-    `JointGraph.with_tangents` records the backward of another choice.
+    `JointGraph.with_tangents` records the backward of another choice. `fuse`: chains of elementwise
+    ops on a GPU become one kernel each, where that is exact.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     sample = Sample(model, tuple(args), dict(kwargs or {}), call or _forward)
     traced = _traced(sample)
-    joint = _joint(sample, traced)
+    joint = _joint(sample, traced, fuse)
+    if not torch.is_grad_enabled():
+        if fuse:
+            with outside_modes():
+                fuse_elementwise(joint.nodes, joint.outputs)
+        return joint
     if not joint.session.leaves or not any(joint.differentiable):
-        if not torch.is_grad_enabled():
-            return joint
         raise CaptureError(
             "nothing requires grad: no parameter or input that an output depends on has "
             "requires_grad=True; for inference call this under torch.no_grad()"
@@ -229,7 +240,7 @@ def _run(
         return sample.call(model, *given[0], **given[1])
 
 
-def _joint(sample: Sample, traced: _Traced) -> JointGraph:
+def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
     """The forward alone."""
     recorder = traced.recorder
     out_tensors, out_structure = split((traced.out, list(traced.attributes.values())))
@@ -255,7 +266,7 @@ def _joint(sample: Sample, traced: _Traced) -> JointGraph:
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
-        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes),
+        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes, fuse),
     )
 
 
@@ -287,12 +298,16 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     )
     backward_nodes = tuple(recorder.graph.nodes)[num_before:]
     join_loss_gradients(backward_nodes)
+    all_nodes = (*session.forward_nodes, *backward_nodes)
+    if session.fuse:
+        with outside_modes():
+            fuse_elementwise(all_nodes, (*joint.outputs, *(g for _, g in gradients)))
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
     return replace(
         joint,
-        nodes=(*session.forward_nodes, *backward_nodes),
+        nodes=all_nodes,
         constants=tuple(recorder.constants),
         tangents=tangents,
         gradients=gradients,

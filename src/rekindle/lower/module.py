@@ -206,7 +206,7 @@ def _is_unread(
     try:
         joint = capture(model, args, kwargs, call=captured_call(manager.loss_fn))
         planned = entry.plan.joint
-        if not joint.forward_only:
+        if (joint.tangents, joint.autocast) != (planned.tangents, planned.autocast):
             joint = joint.with_tangents(planned.tangents, planned.autocast)
         return joint.is_like(planned)
     except Exception:  # it does read it
