@@ -46,7 +46,6 @@ _SOURCE: dict[Any, Callable[..., str]] = {
     aten.add.Scalar: "__fadd_rn({0}, {1})".format,
     aten.neg.default: "(-({0}))".format,
     aten.tanh.default: "tanhf({0})".format,
-    aten.tanh_backward.default: "({0} * (1.f - {1} * {1}))".format,
     aten.sigmoid.default: "(1.f / (1.f + expf(-({0}))))".format,
     aten.silu.default: "({0} / (1.f + expf(-({0}))))".format,
     aten.silu_backward.default: "silu_backward({0}, {1})".format,
@@ -54,6 +53,7 @@ _SOURCE: dict[Any, Callable[..., str]] = {
     aten.pow.Tensor_Scalar: "",  # type: ignore[dict-item]  # by the exponent
     aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
     aten.div.Scalar: "",  # type: ignore[dict-item]
+    aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
 }
 
 _PRELUDE = """
@@ -193,6 +193,12 @@ def _expression(step: Step) -> str:
         inverse = struct.unpack("f", struct.pack("f", 1.0))[0] / _single(float(by))
         return rounded(f"__fmul_rn({operand(x)}, {_constant(inverse)})")
     operands = [operand(a) for a in step.args]
+    if step.target is aten.tanh_backward.default:
+        grad, y = operands
+        if step.dtype == torch.float32:
+            return f"({grad} * (1.f - {y} * {y}))"
+        # This kernel computes in bfloat16 itself.
+        return rounded(f"{grad} * rounded(1.f - rounded({y} * {y}))")
     return rounded(_SOURCE[step.target](*operands))
 
 
@@ -297,6 +303,11 @@ class _Regions:
             if not _is_view(user) or self._read_by_others(user):
                 return True
         return False
+
+    def leave(self, nodes: set[fx.Node]) -> None:
+        """These take no part."""
+        self.mine -= nodes
+        self.made = {n for n in self.mine if self._read_by_others(n)}
 
     def expressions(self) -> dict[fx.Node, tuple[list[Step], list[fx.Node]]]:
         """Per value that is made: its steps, and what they read."""
@@ -415,19 +426,35 @@ _targets: dict[tuple[Any, str], Any] = {}
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
     """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
     any more is left to be dropped. `results`: what the graph gives away."""
+    if not _ANYWHERE and not any(n.meta["val"].is_cuda for n in results):
+        return
     regions = _Regions(nodes, results)
-    for node, (steps, leaves) in regions.expressions().items():
-        if sum(not s.is_view for s in steps) < 2:
-            continue
-        out = node.meta["val"]
-        places = [_leaf_place(leaf, regions) for leaf in leaves]
-        if any(p is None for p in places):
-            continue
-        dtypes = [leaf.meta["val"].dtype for leaf in leaves]
-        kernel = Kernel(steps, places, dtypes, out.shape)  # type: ignore[arg-type]
-        target = _target(kernel, leaves, out)
-        if target is not None:
-            node.target, node.args, node.kwargs = target, tuple(leaves), {}
+    while True:
+        found = regions.expressions()
+        targets = {
+            node: _target_of(node, steps, leaves, regions)
+            for node, (steps, leaves) in found.items()
+            if sum(not s.is_view for s in steps) > 1
+        }
+        refused = {node for node, target in targets.items() if target is None}
+        if not refused:
+            break
+        # These run as they are, and read what they read: those values are made.
+        regions.leave(refused)
+    for node, target in targets.items():
+        node.target, node.args, node.kwargs = target, tuple(found[node][1]), {}
+
+
+def _target_of(
+    node: fx.Node, steps: Sequence[Step], leaves: Sequence[fx.Node], regions: _Regions
+) -> Any:
+    places = [_leaf_place(leaf, regions) for leaf in leaves]
+    known = [p for p in places if p is not None]
+    if len(known) < len(places):
+        return None
+    dtypes = [leaf.meta["val"].dtype for leaf in leaves]
+    kernel = Kernel(steps, known, dtypes, node.meta["val"].shape)
+    return _target(kernel, leaves, node.meta["val"])
 
 
 def _leaf_place(leaf: fx.Node, regions: _Regions) -> Place | None:
