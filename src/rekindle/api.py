@@ -24,7 +24,7 @@ from rekindle.core import (
 )
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.formulate import formulate
-from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
+from rekindle.lower.module import Manager, OnMiss, captured_call, manage
 from rekindle.lower.run import Runner
 from rekindle.profile import (
     HEADROOM,
@@ -253,7 +253,7 @@ def manage_plan(
 def make_plan(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Plan:
-    joint = capture(model, args, kwargs, call=_call(options.loss_fn))
+    joint = capture(model, args, kwargs, call=captured_call(options.loss_fn))
     given = None
     if options.device_budget is not None:
         if options.budget is not None:
@@ -387,11 +387,3 @@ def _rank(problem: Problem, solution: Solution) -> tuple[int, int]:
     if solution.schedule is not None:
         return 0, simulate(problem, solution.schedule).cost
     return 1, simulate(problem, solution.smallest).peak if solution.smallest else 1 << 62
-
-
-def _call(loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
-    def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = plain_forward(model)(*args, **kwargs)
-        return out if loss_fn is None else loss_fn(out)
-
-    return call

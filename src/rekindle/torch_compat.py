@@ -7,6 +7,7 @@ stands beside it.
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,15 +187,22 @@ class eager_kernels:
 
 
 @contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
-    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    for device in on:
-        torch.set_autocast_enabled(device, False)
+def autocast_as(state: tuple[Any, ...]) -> Iterator[None]:
+    """Autocast as `autocast_state` has told it; what it cached inside is gone afterwards."""
+    wanted = dict(state)
+    now = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
+    for device in now:
+        torch.set_autocast_enabled(device, device in wanted)
+        if device in wanted:
+            torch.set_autocast_dtype(device, wanted[device])
     try:
         yield
     finally:
-        for device in on:
-            torch.set_autocast_enabled(device, True)
+        if wanted:
+            torch.clear_autocast_cache()
+        for device, (enabled, dtype) in now.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
 
 
 @contextlib.contextmanager
@@ -246,12 +254,98 @@ def libraries_see_real_tensors() -> Iterator[None]:
     saved = getattr(module, "is_fake_tensor", None)
     if saved is not None:
         module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
-    # A recurrent layer looks whether its weights lie in one block, by their addresses.
+    try:
+        yield
+    finally:
+        if saved is not None:
+            module.is_fake_tensor = saved  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
+    """Inside, nn.LSTM and its kin call `run(name, function, *args)` in the place of the function
+    torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+    from torch.nn.modules import rnn
+
+    names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    others = {name: functools.partial(run, name, getattr(torch._VF, name)) for name in names}
+    saved = {name: vars(torch._VF).get(name) for name in names}
+    table = dict(rnn._rnn_impls)
+    # A layer looks whether its weights lie in one block, by their addresses.
     flatten = torch.nn.RNNBase.flatten_parameters
     torch.nn.RNNBase.flatten_parameters = lambda self: None
+    for name, function in others.items():
+        setattr(torch._VF, name, function)
+    rnn._rnn_impls.update({name: others[name.lower()] for name in table})
     try:
         yield
     finally:
         torch.nn.RNNBase.flatten_parameters = flatten
-        if saved is not None:
-            module.is_fake_tensor = saved  # type: ignore[union-attr]
+        rnn._rnn_impls.update(table)
+        for name, function in saved.items():
+            if function is None:
+                delattr(torch._VF, name)
+            else:
+                setattr(torch._VF, name, function)
+
+
+@contextlib.contextmanager
+def fake_tensors_answer(numpy: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """`.numpy()` of a fake tensor is answered by this function inside."""
+
+    def answer(self: torch.Tensor, *, force: bool = False) -> Any:
+        return numpy(self.detach() if force else self)
+
+    FakeTensor.numpy = answer
+    try:
+        yield
+    finally:
+        del FakeTensor.numpy
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A mode whose tensors refuse to tell an address instead of telling a wrong one."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
+
+
+def is_saved_region(target: object) -> bool:
+    """The op that Dynamo puts in the place of torch.utils.checkpoint."""
+    return target is torch.ops.higher_order.tag_activation_checkpoint
+
+
+@contextlib.contextmanager
+def _not_compiling() -> Iterator[None]:
+    """Code that Dynamo reads and that asks whether it is being compiled hears no."""
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    answers = tracing_state_functions()
+    saved = dict(answers)
+    answers.update({question: False for question, answer in saved.items() if answer is True})
+    try:
+        yield
+    finally:
+        answers.update(saved)
+
+
+def read_whole(
+    function: Callable[..., Any], run_graph: Callable[[fx.GraphModule, tuple[Any, ...]], Any]
+) -> Callable[..., Any]:
+    """`function` as Dynamo reads it, in one graph of torch calls that `run_graph` runs; raises
+    where it cannot be read whole."""
+    import torch._dynamo
+
+    # Dynamo keeps what it has read by code object: one that nobody else has.
+    fresh = types.FunctionType(function.__code__.replace(), function.__globals__)
+
+    def backend(graph: fx.GraphModule, _examples: Any) -> Callable[..., Any]:
+        return lambda *args: run_graph(graph, args)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        settings = {"trace_numpy": False, "capture_scalar_outputs": True, "verbose": False}
+        with _not_compiling(), torch._dynamo.config.patch(settings):
+            read = torch.compile(fresh, backend=backend, fullgraph=True, dynamic=False)
+            return read(*args, **kwargs)
+
+    return call

@@ -150,11 +150,3 @@ def test_a_refused_model_is_as_it_was() -> None:
         warnings.simplefilter("error")
         model(x).backward()
     assert type(model.linear.weight.grad) is Tensor
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN needs a CUDA device")
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_recurrent_layers_of_cudnn_are_refused_by_name(dropout: float) -> None:
-    model = nn.LSTM(8, 8, num_layers=2, dropout=dropout).cuda()
-    assert "_cudnn" in refused(model, torch.randn(3, 2, 8, device="cuda"))

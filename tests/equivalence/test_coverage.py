@@ -14,8 +14,11 @@ from equivalence.compare import assert_same, seed, train
 from equivalence.manage import assert_trains_alike, example_of, manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import Example, gaussian
+from rekindle.capture import capture
 from rekindle.core import simulate
 from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.lower import module
+from rekindle.lower.module import MissedPlanWarning
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -47,6 +50,33 @@ def test_eval(device: torch.device) -> None:
     assert torch.equal(eager_once(managed, x), plain(x))
     managed.train()
     assert_same(train(small(device)), train(example, managed))
+
+
+class OwnDropout(nn.Module):
+    """Reads its own training flag, and has no submodule that would show a change of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x @ self.weight, 0.5, self.training).tanh()
+
+
+@pytest.mark.parametrize("how", ["itself", "copy", "copied in eval"])
+def test_eval_before_the_first_call(how: str, device: torch.device) -> None:
+    example = example_of(OwnDropout().to(device), lambda step: gaussian(step, device, 8, 16))
+    managed = manage(example, "thrice")
+    if how == "copied in eval":
+        managed = copy.deepcopy(managed.eval())
+    elif how == "copy":
+        managed = copy.deepcopy(managed).eval()
+    else:
+        managed.eval()
+    with pytest.raises(PlanMismatch, match="training"):
+        managed(gaussian(0, device, 8, 16))
+    managed.train()
+    managed(gaussian(0, device, 8, 16)).sum().backward()
 
 
 def test_eval_of_one_submodule(device: torch.device) -> None:
@@ -228,6 +258,108 @@ def make_from(used: Example, fresh: Example) -> Example:
     """The model of an example that was managed and trained, with the fresh weights again."""
     used.model.load_state_dict(fresh.model.state_dict())
     return used
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_a_hook_set_on_a_submodule_after_planning(kind: str, device: torch.device) -> None:
+    """The plan would not run it: such a call is not covered."""
+    example = small(device)
+    managed = manage(example, "thrice", on_miss="eager")
+    x = example.inputs(0)[0][0]
+    seen = []
+    handle = getattr(managed[4], f"register_{kind}")(lambda *_: seen.append(1))
+    with pytest.warns(UserWarning, match="hooks"):
+        managed(x).sum().backward()
+    assert seen == [1]
+    handle.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        managed(x).sum().backward()
+    assert seen == [1]
+
+
+class Scales(nn.Module):
+    """Forward reads the scale and the dropout's probability; it does not read the other ones."""
+
+    gain = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.dropout = nn.Dropout(0.1)
+        self.scale = 2.0
+        self.gain = 1.0
+        self.epoch = 0
+        self.config = Configuration()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.dropout(self.linear(x)) * self.scale * self.gain
+        return h.tanh() if self.config.bounded else h
+
+
+class Configuration:
+    def __init__(self) -> None:
+        self.bounded = True
+        self.title = "plain"
+
+
+CHANGES = {
+    "scale": lambda model: setattr(model, "scale", 3.0),
+    "gain": lambda model: setattr(model, "gain", 2.0),
+    "dropout.p": lambda model: setattr(model.dropout, "p", 0.5),
+    "config.bounded": lambda model: setattr(model.config, "bounded", False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_attribute_that_forward_reads(name: str, device: torch.device) -> None:
+    """A call after it has changed is not covered, and is right in each way to go on."""
+    torch.manual_seed(0)
+    x = gaussian(0, device, 8, 16)
+    example = example_of(Scales().to(device), lambda step: gaussian(step, device, 8, 16))
+    raising = manage(example, "thrice")
+    replanning = manage(example, "thrice", on_miss="replan")
+    eager = manage(example, "thrice", on_miss="eager")
+    raising(x)
+    CHANGES[name](example.model)
+    for call in (raising, replanning, eager):
+        CHANGES[name](call)
+    with pytest.raises(PlanMismatch, match=name.replace(".", r"\.")):
+        raising(x)
+    outs = []
+    for call in (example.model, replanning, eager):
+        seed(5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MissedPlanWarning)
+            outs.append(call(x))
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_an_attribute_that_forward_does_not_read(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked into once, at its first change."""
+    example = example_of(Scales().to(device), lambda step: gaussian(step, device, 8, 16))
+    managed = manage(example, "thrice")
+    x = gaussian(0, device, 8, 16)
+    captures = []
+    monkeypatch.setattr(
+        module, "capture", lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs)
+    )
+    for epoch in range(4):
+        managed.epoch = epoch
+        managed.config.title = f"epoch {epoch}"
+        managed(x).sum().backward()
+    assert len(captures) == 2
+    assert managed.epoch == 3
+    managed.scale = 3.0
+    for _ in range(2):
+        with pytest.raises(PlanMismatch, match=r"scale changed from 2\.0 to 3\.0"):
+            managed(x)
+    assert len(captures) == 3
+    managed.scale = 2.0
+    managed(x)
 
 
 @dataclass

@@ -76,6 +76,70 @@ def test_backward_outside_autocast(schedule: str, device: torch.device) -> None:
         assert torch.equal(mine, theirs)
 
 
+class Mixed(nn.Module):
+    """Of matrix products, of which one takes part in full precision, and of elementwise ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layers[0](x))
+        with torch.autocast(x.device.type, enabled=False):
+            x = torch.tanh(self.layers[1](x.float()))
+        return self.layers[3](torch.nn.functional.gelu(self.layers[2](x)))
+
+
+@pytest.mark.parametrize("forward_inside", [True, False])
+@EVERY_SCHEDULE
+def test_backward_inside_autocast(
+    schedule: str, forward_inside: bool, device: torch.device
+) -> None:
+    """There eager casts the backward's own products. The first step finds that out; the next ones
+    are planned for it; and a backward outside is as exact after it as before."""
+    kind = torch.bfloat16
+
+    def make() -> Example:
+        torch.manual_seed(0)
+        return example_of(
+            Mixed().to(device), lambda step: gaussian(step, device, 8, 16, requires_grad=True)
+        )
+
+    def run(example: Example, call: nn.Module) -> list[Tensor]:
+        found = []
+        for step, inside in enumerate((True, True, False, True)):
+            call.zero_grad()
+            x = example.inputs(step)[0][0]
+            with torch.autocast(device.type, dtype=kind, enabled=forward_inside):
+                loss = call(x).float().square().mean()
+            with torch.autocast(device.type, dtype=kind, enabled=inside):
+                loss.backward()
+            found += [loss, x.grad, *(p.grad.clone() for p in call.parameters())]
+        return found
+
+    plain, example = make(), make()
+    with torch.autocast(device.type, dtype=kind, enabled=forward_inside):
+        managed = manage(example, schedule)
+    expected, got = run(plain, plain.model), run(example, managed)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
+
+
+def test_a_backward_inside_autocast_differs(device: torch.device) -> None:
+    """Else the test above would compare nothing."""
+    torch.manual_seed(0)
+    model = Mixed().to(device)
+    found = []
+    for inside in (False, True):
+        model.zero_grad()
+        loss = model(gaussian(0, device, 8, 16)).square().mean()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=inside):
+            loss.backward()
+        found.append(model.layers[0].weight.grad.clone())
+    assert not torch.equal(*found)
+
+
 def test_autocast_at_the_call_but_not_at_the_plan(device: torch.device) -> None:
     example = perceptron(device)
     managed = manage(example)

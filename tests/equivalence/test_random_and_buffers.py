@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equivalence.compare import seed
+from equivalence.compare import random_streams, seed
 from equivalence.manage import assert_trains_alike, example_of, manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import gaussian
@@ -301,3 +301,22 @@ def test_spectral_norm(schedule: str, device: torch.device) -> None:
         )
 
     assert_trains_alike(make, schedule, device)
+
+
+def test_planning_draws_nothing(device: torch.device) -> None:
+    """Noise made from nothing has no tensor that could stand in for it while its call is tried."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x + torch.randn(8, 16, device=x.device)).tanh()
+
+    example = example_of(Noisy().to(device), lambda step: gaussian(step, device, 8, 16))
+    seed(3)
+    before = random_streams(device)
+    manage(example, "thrice")
+    after = random_streams(device)
+    assert all(torch.equal(before[name], after[name]) for name in before)

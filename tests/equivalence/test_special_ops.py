@@ -174,9 +174,9 @@ def works_or_refused(make: Callable[[], Example], device: torch.device, name: st
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention.*without torch.compile")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_flex_attention_works_or_is_refused_by_name(device: torch.device) -> None:
-    """On a CPU it has no backward: there the refusal by name is the only right answer."""
+    """On a CPU it has no backward: there eager's own refusal comes through."""
 
     def make() -> Example:
         torch.manual_seed(0)
@@ -185,7 +185,66 @@ def test_flex_attention_works_or_is_refused_by_name(device: torch.device) -> Non
             lambda step: gaussian(step, device, 2, 16, 16, requires_grad=True),
         )
 
-    works_or_refused(make, device, "flex_attention")
+    if device.type == "cpu":
+        with pytest.raises(NotImplementedError, match="FlexAttention does not support backward"):
+            manage(make())
+        with torch.no_grad(), pytest.raises(CaptureError, match="flex_attention") as refusal:
+            manage(make())
+        assert "submodules" in str(refusal.value)
+    else:
+        works_or_refused(make, device, "flex_attention")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_branches_on_tensors_are_refused_by_name(device: torch.device) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.linear(x)
+            return torch.cond(h.sum() > 0, torch.tanh, torch.sin, (h,))
+
+    example = example_of(Branches().to(device), lambda step: gaussian(step, device, 8, 16))
+    with pytest.raises(CaptureError, match=r"cond.*test_special_ops\.py"):
+        manage(example)
+
+
+@torch.library.custom_op("rekindle_tests::by_address", mutates_args=())
+def by_address(x: Tensor) -> Tensor:
+    """As the wrapper of a kernel does: takes addresses, which only real tensors have."""
+    assert x.data_ptr()
+    assert x.is_contiguous()
+    return x * 2
+
+
+@by_address.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+by_address.register_autograd(lambda ctx, gradient: by_address(gradient.contiguous()))
+
+
+@EVERY_SCHEDULE
+def test_an_op_that_takes_addresses(schedule: str, device: torch.device) -> None:
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = by_address(layer(x)).tanh()
+            return x
+
+    def make() -> Example:
+        torch.manual_seed(0)
+        return example_of(Uses().to(device), lambda step: gaussian(step, device, 8, 16))
+
+    managed, _ = assert_trains_alike(make, schedule, device)
+    assert any("by_address" in op.name for op in managed.plan.problem.ops)
 
 
 @pytest.mark.gpu

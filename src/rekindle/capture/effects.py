@@ -24,15 +24,23 @@ _STATISTICS: dict[Any, tuple[int, int, int]] = {
 # Never run twice: other ranks take part, or the world outside the graph is touched.
 _ONCE_NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
 
+RECURRENT_DROPOUT = (
+    "cuDNN's dropout between recurrent layers keeps a random state of its own, which cannot be "
+    "replayed; set dropout=0 in the recurrent layer and put nn.Dropout around it, or manage the "
+    "rest of the model"
+)
+RECURRENT_FORMS = (
+    "cuDNN's recurrent layers cannot be planned on packed sequences or inside autocast; pad and "
+    "mask instead, leave autocast around the layer (torch.autocast(..., enabled=False)), or manage "
+    "the rest of the model"
+)
+
 # Ops with a state that outlives the call and that nothing outside can save or put back, and ops
-# that torch cannot describe without data.
+# that torch cannot describe without data. (What can be planned of cuDNN's recurrent layers is in
+# `recurrent`.)
 REFUSED = {
-    aten._cudnn_init_dropout_state.default: "cuDNN's dropout between recurrent layers keeps a "
-    "random state of its own, which cannot be replayed; set dropout=0 in the recurrent layer and "
-    "put nn.Dropout around it, or manage the rest of the model",
-    aten._cudnn_rnn.default: "cuDNN's recurrent layers have no backward that can be recorded "
-    "without data; capture and train inside torch.backends.cudnn.flags(enabled=False), or manage "
-    "the rest of the model",
+    aten._cudnn_init_dropout_state.default: RECURRENT_DROPOUT,
+    aten._cudnn_rnn.default: RECURRENT_FORMS,
 }
 
 # Scalars that Python asked for; answered at capture and guarded.

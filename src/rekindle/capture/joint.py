@@ -3,34 +3,40 @@
 The model's own `forward` runs once on tensors without data, under the autograd engine, and a
 recorder below autograd writes down each op (see `record`). Nothing is decomposed, functionalized
 or compiled, and the model is not told that it is being compiled: the kernels, their order and the
-in-place ops are eager's own. The model is left as it was: parameters, buffers, plain attributes,
-random streams.
+in-place ops are eager's own. Where the model's code cannot run so, Dynamo reads it (see `dynamo`).
+The model is left as it was: parameters, buffers, plain attributes, random streams (see `state`).
 """
 
 import contextlib
-import random
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from rekindle.capture import recurrent
+from rekindle.capture.doubt import difference, explained, run_eagerly
+from rekindle.capture.dynamo import run_read
 from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.loss import join_loss_gradients
-from rekindle.capture.record import Kind, Recorder, Scalar, Source
-from rekindle.capture.structure import Structure, path_names, split
+from rekindle.capture.record import Recorder, Scalar, Source, Unseen
+from rekindle.capture.sample import Sample, placeholders
+from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
+from rekindle.capture.structure import Structure, split
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
-    FakeTensor,
-    FakeTensorMode,
+    autocast_as,
     autocast_state,
+    fake_tensors_answer,
+    is_overload,
     libraries_see_real_tensors,
+    new_fake_mode,
     outside_modes,
+    pytree,
+    recurrent_layers_call,
     run_saved_regions_plainly,
     storage_key,
-    without_autocast,
 )
 
 
@@ -65,9 +71,11 @@ class JointGraph:
     inputs: tuple[str, ...]
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[fx.Node, ...]  # the distinct output tensors
-    output_structure: Structure
+    output_structure: Structure  # of a pair: what forward returns, and the list of `attributes`
+    attributes: tuple[tuple[str, str], ...]  # module paths and names that forward sets to tensors
     differentiable: tuple[bool, ...]  # per output: whether eager would give it a grad_fn
     tangents: tuple[Tangent, ...]  # the outputs whose gradient is assumed to arrive
+    autocast: tuple[Any, ...]  # what is on while the backward runs
     gradients: tuple[tuple[fx.Node, fx.Node], ...]  # (placeholder, node of its gradient)
     idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
     scalars: tuple[Scalar, ...]
@@ -77,11 +85,44 @@ class JointGraph:
     def forward_only(self) -> bool:
         return not self.tangents
 
-    def with_tangents(self, tangents: Sequence[Tangent]) -> "JointGraph":
-        """The same forward with another backward: gradients arrive for other outputs, or in
-        other layouts."""
+    def is_like(self, other: "JointGraph") -> bool:
+        """Whether both are the same ops on the same tensors, in the same order."""
+        if self._account() != other._account():
+            return False
+        pairs = zip(self.constants, other.constants, strict=True)
+        return all(a is b or torch.equal(a, b) for a, b in pairs)
+
+    def _account(self) -> tuple[Any, ...]:
+        number = {node: i for i, node in enumerate(self.nodes)}
+
+        def told(leaf: Any) -> Any:
+            return ("node", number[leaf]) if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf))
+
+        calls = []
+        for node in self.nodes:
+            leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+            source = node.meta.get("source")
+            name = str(node.target)
+            if not is_overload(node.target):
+                name = getattr(node.target, "__name__", name)
+            calls.append((node.op, name, source, spec, tuple(map(told, leaves))))
+        return (
+            tuple(calls),
+            tuple([(t.shape, t.dtype) for t in self.constants]),
+            tuple([number[n] for n in self.outputs]),
+            self.output_structure.key,
+            self.attributes,
+            tuple([(number[a], number[b]) for a, b in self.gradients]),
+            tuple([(str(s.target), repr(s.value), s.num_before) for s in self.scalars]),
+        )
+
+    def with_tangents(
+        self, tangents: Sequence[Tangent], autocast: tuple[Any, ...] = ()
+    ) -> "JointGraph":
+        """The same forward with another backward: gradients arrive for other outputs, in other
+        layouts, or inside autocast, which casts the backward's own ops."""
         with outside_modes(), self.session.recorder.fake_mode:
-            return _with_backward(self, tuple(tangents))
+            return _with_backward(replace(self, autocast=autocast), tuple(tangents))
 
 
 def capture(
@@ -101,100 +142,131 @@ def capture(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
-    kwargs = dict(kwargs or {})
-    tensors, structure = split((tuple(args), kwargs))
-    parameters, buffers = _named(model)
-    device = _one_device(parameters, buffers, tensors)
-    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True))
-    input_names = path_names((tuple(args), kwargs), "args")
-    fakes: dict[int, torch.Tensor] = {}
-    leaves: list[torch.Tensor] = []
-    grad = torch.is_grad_enabled()
-    named: tuple[tuple[Kind, Any], ...] = (
-        ("parameter", parameters.items()),
-        ("buffer", buffers.items()),
-        ("input", zip(input_names, tensors, strict=True)),
-    )
-    for kind, items in named:
-        for i, (name, real) in enumerate(items):
-            if id(real) in fakes:
-                continue
-            fake = fakes[id(real)] = _fake(recorder.fake_mode, real)
-            recorder.placeholder(fake, Source(kind, name, i), real)
-            if grad and fake.requires_grad:
-                leaves.append(fake)
-    fake_args, fake_kwargs = structure.rebuild([fakes[id(t)] for t in tensors])
+    sample = Sample(model, tuple(args), dict(kwargs or {}), call or _forward)
+    traced = _traced(sample)
+    joint = _joint(sample, traced, fuse)
+    if not torch.is_grad_enabled():
+        if fuse:
+            with outside_modes():
+                fuse_elementwise(joint.nodes, joint.outputs)
+        return joint
+    if not joint.session.leaves or not any(joint.differentiable):
+        raise CaptureError(
+            "nothing requires grad: no parameter or input that an output depends on has "
+            "requires_grad=True; for inference call this under torch.no_grad()"
+        )
+    return joint.with_tangents(_default_tangents(traced.out, joint.session.outputs))
+
+
+def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return model.forward(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A forward that was recorded."""
+
+    recorder: Recorder
+    leaves: tuple[torch.Tensor, ...]
+    out: Any
+    attributes: dict[tuple[str, str], torch.Tensor]
+
+
+def _traced(sample: Sample) -> _Traced:
+    """The forward by the direct route, or by reading the model's code where it fails."""
+    try:
+        return _trace(sample, read=False)
+    except Unseen as error:
+        direct: Exception = error
+    except CaptureError:
+        raise  # the recorder saw it all and refuses
+    except Exception as error:
+        direct = error
+    refusal = explained(direct)
+    try:
+        eager = run_eagerly(sample)  # an error of the model itself comes from here
+    except torch.OutOfMemoryError:
+        raise CaptureError(refusal) from direct
+    try:
+        traced = _trace(sample, read=True)
+    except Exception as error:
+        second = " ".join(str(error).split())[:200]
+        raise CaptureError(f"{refusal} (reading its code does not help: {second})") from direct
+    why = difference(eager, sample, traced.recorder, traced.out, traced.attributes)
+    if why is not None:
+        raise CaptureError(f"{refusal} (read from its code, {why})") from direct
+    return traced
+
+
+def _trace(sample: Sample, *, read: bool) -> _Traced:
+    recorder = Recorder(new_fake_mode())
+    fakes, leaves = placeholders(sample, recorder)
+    fake_args, fake_kwargs = sample.structure.rebuild([fakes[id(t)] for t in sample.tensors])
     given = split((fake_args, fake_kwargs))[1].key
-    with _left_as_it_was(model, fakes), contextlib.ExitStack() as stack:
-        stack.enter_context(run_saved_regions_plainly())
-        stack.enter_context(libraries_see_real_tensors())
-        stack.enter_context(_module_paths(model, recorder))
-        stack.enter_context(recorder.fake_mode)
-        stack.enter_context(recorder)
-        try:
-            if call is not None:
-                out = call(model, *fake_args, **fake_kwargs)
-            else:
-                out = model.forward(*fake_args, **fake_kwargs)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
-            raise _explained(error) from error
-        finally:
-            if autocast_state():
-                torch.clear_autocast_cache()
+    try:
+        with left_as_it_was(sample.model, {} if read else fakes) as before:
+            out = _run(sample, recorder, fakes, None if read else (fake_args, fake_kwargs))
+            attributes = settle(before, recorder)
+    finally:
+        fill_tables(recorder)
     if split((fake_args, fake_kwargs))[1].key != given:
         raise CaptureError(
             "forward changes one of its arguments (a list, dict or object such as a cache), which "
             "a plan cannot repeat; pass tensors, or switch the cache off (use_cache=False)"
         )
-    out_tensors, out_structure = split(out)
+    return _Traced(recorder, tuple(leaves), out, attributes)
+
+
+def _run(
+    sample: Sample,
+    recorder: Recorder,
+    fakes: dict[int, torch.Tensor],
+    given: tuple[Any, Any] | None,
+) -> Any:
+    """The model's own code on the given stand-ins, or that code as Dynamo reads it."""
+    model = sample.model
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run_saved_regions_plainly())
+        stack.enter_context(libraries_see_real_tensors())
+        stack.enter_context(fake_tensors_answer(recorder.numpy))
+        stack.enter_context(recurrent_layers_call(recurrent.run))
+        if autocast_state():
+            stack.callback(torch.clear_autocast_cache)
+        if given is None:
+            return run_read(sample.call, model, sample.args, sample.kwargs, recorder, fakes)
+        stack.enter_context(module_paths(model, recorder))
+        stack.enter_context(recorder.fake_mode)
+        stack.enter_context(recorder)
+        return sample.call(model, *given[0], **given[1])
+
+
+def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
+    """The forward alone."""
+    recorder = traced.recorder
+    out_tensors, out_structure = split((traced.out, list(traced.attributes.values())))
     outputs = tuple(recorder.node_of(t) for t in out_tensors)
     if not any(node.op == "call_function" for node in recorder.graph.nodes):
         raise CaptureError(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
     nodes = tuple(recorder.graph.nodes)
-    joint = JointGraph(
+    return JointGraph(
         nodes=nodes,
-        device=device,
-        parameters=tuple(parameters),
-        buffers=tuple(buffers),
-        inputs=tuple(input_names),
+        device=sample.device,
+        parameters=tuple(sample.parameters),
+        buffers=tuple(sample.buffers),
+        inputs=tuple(sample.input_names),
         constants=tuple(recorder.constants),
         outputs=outputs,
         output_structure=out_structure,
+        attributes=tuple(traced.attributes),
         differentiable=tuple(t.requires_grad for t in out_tensors),
         tangents=(),
+        autocast=(),
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
-        session=Session(recorder, tuple(out_tensors), tuple(leaves), nodes, fuse),
-    )
-    if not grad:
-        if fuse:
-            with outside_modes():
-                fuse_elementwise(nodes, outputs)
-        return joint
-    if not leaves or not any(joint.differentiable):
-        raise CaptureError(
-            "nothing requires grad: no parameter or input that an output depends on has "
-            "requires_grad=True; for inference call this under torch.no_grad()"
-        )
-    return joint.with_tangents(_default_tangents(out, out_tensors))
-
-
-def _explained(error: Exception) -> Exception:
-    """A CaptureError where the trouble is that tensors have no data; else the error itself, which
-    is the model's own and would come in eager too."""
-    text = " ".join(str(error).split())
-    no_data = ("data pointer", "FakeTensor", "fake tensor", ".numpy()", "numpy()")
-    if not isinstance(error, NotImplementedError) and not any(w in text for w in no_data):
-        return error
-    frames = traceback.extract_tb(error.__traceback__)
-    inner = frames[-1]
-    return CaptureError(
-        f"the model cannot run on tensors without data: {type(error).__name__} in {inner.name} "
-        f"({inner.filename}:{inner.lineno}): {text[:300]}; manage the submodules around it one by "
-        "one"
+        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes, fuse),
     )
 
 
@@ -213,8 +285,8 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     hooks = [leaf.register_hook(_as_stored(leaf, owners)) for leaf in leaves]
     roots = [outputs[t.output] for t in tangents]
     try:
-        # In eager the backward runs outside autocast, and in this thread on a CPU.
-        with without_autocast(), torch.autograd.set_multithreading_enabled(False), recorder:
+        one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
+        with autocast_as(joint.autocast), one_thread, recorder:
             found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:
@@ -304,117 +376,3 @@ def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
                 return tuple(torch.empty(tensor.shape, device="meta").stride())
             expected *= tensor.size(d)
     return tuple(tensor.stride())
-
-
-def _named(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Parameters and buffers by name; one that is tied stands once, under its first name."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
-        if not plain or tensor.is_sparse or tensor.is_nested:
-            raise CaptureError(
-                f"{name} is a {type(tensor).__name__} ({tensor.layout}); only plain dense tensors "
-                "can be planned for now"
-            )
-    return parameters, buffers
-
-
-def _one_device(
-    parameters: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, torch.Tensor],
-    tensors: Sequence[torch.Tensor],
-) -> torch.device:
-    found: dict[torch.device, str] = {}
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        if tensor.dim() or tensor.device.type != "cpu":
-            found.setdefault(tensor.device, name)
-    for i, tensor in enumerate(tensors):
-        if tensor.dim():
-            found.setdefault(tensor.device, f"argument tensor {i}")
-    if len(found) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in found.items())
-        raise CaptureError(
-            f"the model and its arguments are spread over several devices ({places}); put them "
-            "on one device, or manage each part alone"
-        )
-    return next(iter(found), torch.device("cpu"))
-
-
-def _fake(fake_mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    if isinstance(real, FakeTensor):
-        raise CaptureError("the model or its arguments are fake tensors; give real ones")
-    if type(real) is torch.Tensor:
-        fake = fake_mode.from_tensor(real.detach(), static_shapes=True)
-        return fake.requires_grad_(real.requires_grad)
-    return fake_mode.from_tensor(real, static_shapes=True)
-
-
-_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-@contextlib.contextmanager
-def _left_as_it_was(model: nn.Module, fakes: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """Fake tensors stand in for parameters and buffers inside; afterwards every module has its
-    attributes back, those that `forward` set included."""
-    saved = []
-    for module in model.modules():
-        # Tables of the module itself, hooks among them, are changed in place: their contents count.
-        tables = [
-            (table, dict(table))
-            for name, table in module.__dict__.items()
-            if isinstance(table, dict) and (name in _TABLES or "hooks" in name)
-        ]
-        saved.append((module, dict(module.__dict__), tables))
-    python_state = random.getstate()
-
-    def stand_in(value: Any, depth: int = 0) -> Any:
-        if isinstance(value, torch.Tensor):
-            return fakes.get(id(value), value)
-        if depth < 2 and type(value) in (list, tuple):
-            return type(value)(stand_in(v, depth + 1) for v in value)
-        if depth < 2 and type(value) is dict:
-            return {k: stand_in(v, depth + 1) for k, v in value.items()}
-        return value
-
-    try:
-        for module, attributes, _ in saved:
-            for table in (module._parameters, module._buffers):
-                table.update({k: stand_in(v) for k, v in table.items()})
-            for name, value in attributes.items():
-                if name not in _TABLES and type(value) in (torch.Tensor, list, tuple, dict):
-                    module.__dict__[name] = stand_in(value)
-        yield
-    finally:
-        for module, attributes, tables in saved:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for table, contents in tables:
-                table.clear()
-                table.update(contents)
-        drew = random.getstate() != python_state
-        random.setstate(python_state)
-    if drew:
-        raise CaptureError(
-            "forward draws from Python's `random`, which a plan would freeze; draw with torch"
-        )
-
-
-@contextlib.contextmanager
-def _module_paths(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Keeps the recorder told of the module whose forward is running."""
-    names = {id(module): name for name, module in model.named_modules()}
-
-    def before(module: nn.Module, _args: Any) -> None:
-        recorder.module_path.append(names.get(id(module), recorder.module_path[-1]))
-
-    def after(_module: nn.Module, _args: Any, _out: Any) -> None:
-        recorder.module_path.pop()
-
-    first = nn.modules.module.register_module_forward_pre_hook(before)
-    second = nn.modules.module.register_module_forward_hook(after, always_call=True)
-    try:
-        yield
-    finally:
-        first.remove()
-        second.remove()

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 _ROWS_BYTES = 64 << 20  # of the sparse gradient that exist at a time
 
-_library = torch.library.Library("rekindle", "DEF")
+_library = torch.library.Library("rekindle", "FRAGMENT")
 _ARGUMENTS = (
     "Tensor grad_output, Tensor log_probabilities, Tensor target, Tensor? weight, int reduction, "
     "int ignore_index, Tensor total_weight"

@@ -39,6 +39,7 @@ from rekindle.torch_compat import (
 Kind = Literal["parameter", "buffer", "input", "constant", "tangent"]
 _TORCH_DIR = str(Path(torch.__file__).parent)
 _OWN_DIR = str(Path(__file__).parent.parent)
+FOREIGN = (_TORCH_DIR, _OWN_DIR, "<")  # how the names of files begin that are not the model's
 _PASS = frozenset({"prim", "profiler"})
 
 
@@ -62,6 +63,11 @@ class Scalar:
     where: str
 
 
+class Unseen(CaptureError):
+    """The model's code did something that the recorder cannot see; read instead of run, it may be
+    captured."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
     supports_higher_order_operators = True
 
@@ -71,6 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.graph = fx.Graph()
         self.phase = "forward"
         self.module_path: list[str] = [""]
+        self.line = ""  # the source line of what runs, where no frame of it can be seen
         self.reals: dict[fx.Node, torch.Tensor] = {}
         self.constants: list[torch.Tensor] = []
         self.scalars: list[Scalar] = []
@@ -103,6 +110,34 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._node_of
 
+    def owns(self, holder: Any) -> bool:
+        """Whether this is one of the recorder's own containers."""
+        if isinstance(holder, dict):
+            return any(holder is node.meta for node in self.graph.nodes)
+        return holder is self._alive or any(holder is kept for kept in self._alive)
+
+    def moved(self, node: fx.Node) -> bool:
+        """Whether the tensor of this node was given another storage since (`.data = ...`)."""
+        return bool(self._storages.get(storage_key(node.meta["val"])) != node.meta["storage"])
+
+    def from_constants(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor depends on constants alone: the same at every call."""
+        if not isinstance(tensor, FakeTensor):
+            return True
+        return self._fixed(slice_of(self.graph, [self._node_arg(tensor)]))
+
+    @staticmethod
+    def _fixed(needed: list[fx.Node]) -> bool:
+        kinds = {n.meta["source"].kind for n in needed if n.op == "placeholder"}
+        return kinds <= {"constant"} and not any(effects.is_random(n.target) for n in needed)
+
+    def real_value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor without data would hold, computed."""
+        with outside_modes(), torch.no_grad():
+            node = self._node_arg(tensor)
+            needed = slice_of(self.graph, [node])
+            return run_slice(needed, self.reals, [node])[node].clone()
+
     def _bind(self, node: fx.Node, fake: torch.Tensor) -> None:
         node.meta["val"] = fake
         # Numbered in order of appearance: the same model gives the same problem every time.
@@ -116,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         fake = self._constant_of.get(id(real))
         if fake is None:
             if real.requires_grad:
-                raise CaptureError(
+                raise Unseen(
                     f"the model uses a tensor of shape {tuple(real.shape)} that requires grad but "
                     f"is neither a registered parameter nor an argument{_at(self.where())}; "
                     "register it with nn.Parameter or pass it as an argument"
@@ -176,7 +211,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(leaf, torch.Tensor):
             return leaf
         node = self._node_of.get(id(leaf))
-        return self._alias(leaf) if node is None else node
+        if node is None or ("storage" in node.meta and self.moved(node)):
+            return self._alias(leaf)
+        return node
 
     def _alias(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor object that came from no dispatched op but shares a known storage."""
@@ -190,7 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._describe(out)
                 self._bind(out, tensor)
                 return out
-        raise CaptureError(
+        raise Unseen(
             f"a tensor of shape {tuple(tensor.shape)} was made outside the ops that can be "
             f"seen{_at(self.where())}; make tensors with torch functions inside forward"
         )
@@ -234,10 +271,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def where(self) -> str:
         """The innermost source line that is neither torch's nor ours."""
+        if self.line:
+            return self.line
         frame = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
-            if not name.startswith((_TORCH_DIR, _OWN_DIR, "<")):
+            if not name.startswith(FOREIGN):
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return ""
@@ -251,14 +290,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.scalars.append(Scalar(func, nodes, value, len(self.graph.nodes), where))
         return value
 
+    def numpy(self, tensor: torch.Tensor) -> Any:
+        """The array that Python asks for. What it holds is an assumption, like a number."""
+        if tensor.requires_grad:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                "instead."
+            )
+        if self.phase == "backward":
+            raise CaptureError(f"the backward asks for an array{_at(self.where())}")
+        node, real = self._node_arg(tensor), self.real_value(tensor)
+        seen = self._node_arg(self._constant(real))
+        equal = torch.ops.aten.equal.default
+        self.scalars.append(Scalar(equal, (node, seen), True, len(self.graph.nodes), self.where()))
+        with outside_modes():
+            return real.clone().numpy()  # Python may write into it
+
     def _fold(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """An op whose output shape depends on data: possible only where the data are constants."""
         nodes, node_kwargs = pytree.tree_map(self._node_arg, (tuple(args), kwargs))
         inner = [n for n in pytree.tree_leaves((nodes, node_kwargs)) if isinstance(n, fx.Node)]
         needed = slice_of(self.graph, inner)
-        kinds = {n.meta["source"].kind for n in needed if n.op == "placeholder"}
-        random = any(effects.is_random(n.target) for n in needed)
-        if kinds <= {"constant"} and not random:
+        if self._fixed(needed):
             real = self._for_real(func, nodes, node_kwargs)
             return pytree.tree_map_only(torch.Tensor, self._constant, real)
         raise CaptureError(
@@ -277,7 +330,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"{missing[0].meta['source'].name} has none; give real tensors"
             )
         with outside_modes(), torch.no_grad():
-            values = run_slice(needed, self.reals)
+            values = run_slice(needed, self.reals, wanted)
             real = pytree.tree_map(lambda a: values[a] if isinstance(a, fx.Node) else a, nodes)
             return func(*real, **kwargs)
 
@@ -301,13 +354,21 @@ def slice_of(
     return [node for node in nodes if node in needed]
 
 
-def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, Any]:
-    """The values of these nodes, computed for real. Nothing outside is changed: what the slice
-    writes to is copied first, and the random stream is put back."""
+def run_slice(
+    needed: list[fx.Node],
+    reals: dict[fx.Node, torch.Tensor],
+    wanted: list[fx.Node],
+    *,
+    keep_stream: bool = False,
+) -> dict[fx.Node, Any]:
+    """The values of the wanted nodes, computed for real; others die after their last use. Nothing
+    outside is changed: what the slice writes to is copied first, and the random stream is put
+    back, unless the caller does that (`keep_stream`)."""
     written = {n.meta["storage"] for node in needed for n in node.meta.get("writes", ())}
     devices = sorted({t.get_device() for t in reals.values() if t.is_cuda})
+    last = {a: node for node in needed for a in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices, enabled=not keep_stream):
         for node in needed:
             if node.op == "placeholder":
                 real = reals[node].detach()
@@ -315,6 +376,9 @@ def run_slice(needed: list[fx.Node], reals: dict[fx.Node, torch.Tensor]) -> dict
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
+            for argument in node.all_input_nodes:
+                if last[argument] is node and argument not in wanted:
+                    del values[argument]
     return values
 
 

@@ -42,6 +42,8 @@ def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _form(target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    if not any(isinstance(a, fx.Node) for a in leaves):
+        return "bare"  # makes a tensor from nothing: a trial would fill it, or draw from the stream
     if any(isinstance(a, fx.Node) and a.meta.get("like") is None for a in leaves):
         return "bare"
     key = (target, str(spec), tuple(_kind(a) for a in leaves))

@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from rekindle.capture import JointGraph
+from rekindle.capture import JointGraph, capture
 from rekindle.capture.structure import Structure, split
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.lower.run import Runner
-from rekindle.lower.signature import ModuleView, call_signature
+from rekindle.lower.signature import ModuleView, Settings, call_signature
 
 OnMiss = Literal["eager", "replan", "raise"]
 KEY = "_rekindle"
@@ -57,7 +57,7 @@ class Manager:
         """Plans are shared; what they know of one module's objects is looked up anew."""
         new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn)
         assert self.first is not None
-        fresh = {id(e): Entry(e.plan) for entries in self.plans.values() for e in entries}
+        fresh = {id(e): e.copied() for entries in self.plans.values() for e in entries}
         new.first = fresh[id(self.first)]
         new.plans = {k: [fresh[id(e)] for e in entries] for k, entries in self.plans.items()}
         return new
@@ -73,22 +73,27 @@ class Manager:
 
 
 class Entry:
-    """A plan and one module's view of it."""
+    """A plan and one module's view of it. A copy of the module is held to what was planned, not to
+    how the copy happens to be when it is first called."""
 
-    __slots__ = ("plan", "view")
+    __slots__ = ("pattern", "plan", "view")
 
-    def __init__(self, plan: Any) -> None:
+    def __init__(self, plan: Any, pattern: ModuleView | None = None) -> None:
         self.plan = plan
+        self.pattern = pattern
         self.view: ModuleView | None = None
 
     def look_at(self, model: nn.Module) -> ModuleView:
         if self.view is None:
             joint = self.plan.joint
-            self.view = ModuleView(model, joint.parameters, joint.buffers)
+            self.view = ModuleView(model, joint.parameters, joint.buffers, self.pattern)
         return self.view
 
+    def copied(self) -> "Entry":
+        return Entry(self.plan, self.view or self.pattern)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entry":
-        return Entry(self.plan)
+        return self.copied()
 
 
 class Managed:
@@ -140,6 +145,10 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
         if "hooks" in name and isinstance(value, dict):
             new.__dict__[name] = copy.copy(value)
     new.__dict__[KEY] = manager
+    for entries in manager.plans.values():
+        for entry in entries:
+            entry.pattern, entry.view = entry.view, None
+            entry.look_at(new)
     return new
 
 
@@ -159,13 +168,51 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         state = view.tensors()
         why = view.miss(state)
         if why is None:
+            why = view.changed(functools.partial(_is_unread, manager, model, entry, args, kwargs))
+        if why is None:
             why = entry.plan.runner.broken_assumption(state, tensors)
         if why is None:
             if entry.plan.runner.wanted is not None:
                 _adopt(manager, model, entry)
-            return _run(entry.plan, state, tensors)
+            return _run(model, entry.plan, state, tensors)
         reason = why
     return _missed(model, manager, args, kwargs, reason)
+
+
+def captured_call(loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What a plan covers: the model's own forward, and the loss where one was given."""
+
+    def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        out = plain_forward(model)(*args, **kwargs)
+        return out if loss_fn is None else loss_fn(out)
+
+    return call
+
+
+def _is_unread(
+    manager: Manager,
+    model: nn.Module,
+    entry: Entry,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    name: str,
+) -> bool:
+    """Whether forward does without this attribute: captured without it, it is the same."""
+    owner = settings.owner
+    if name not in vars(owner) or hasattr(type(owner), name):
+        return False
+    value = vars(owner).pop(name)
+    try:
+        joint = capture(model, args, kwargs, call=captured_call(manager.loss_fn))
+        planned = entry.plan.joint
+        if (joint.tangents, joint.autocast) != (planned.tangents, planned.autocast):
+            joint = joint.with_tangents(planned.tangents, planned.autocast)
+        return joint.is_like(planned)
+    except Exception:  # it does read it
+        return False
+    finally:
+        setattr(owner, name, value)
 
 
 def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
@@ -180,12 +227,17 @@ def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
     entry.plan = plan
 
 
-def _run(plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+def _run(
+    model: nn.Module, plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]
+) -> Any:
     runner = plan.runner
     residents = runner.gather(state, tensors)
     outs = runner(residents)
     structure: Structure = plan.joint.output_structure
-    return structure.rebuild(runner.all_outputs(outs, residents))
+    out, attributes = structure.rebuild(runner.all_outputs(outs, residents))
+    for (path, name), tensor in zip(plan.joint.attributes, attributes, strict=True):
+        setattr(model.get_submodule(path), name, tensor)  # as forward does
+    return out
 
 
 def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
@@ -195,7 +247,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         plan = manager.make_plan(model, args, kwargs)
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
-        return _run(plan, entry.look_at(model).tensors(), tensors)
+        return _run(model, plan, entry.look_at(model).tensors(), tensors)
     _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
     out = plain_forward(model)(*args, **kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)

@@ -22,7 +22,7 @@ from rekindle.core import Schedule
 from rekindle.lower.emit import Stretch, emit, emit_resumed
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
-from rekindle.torch_compat import backward_keeps_graph, eager_kernels
+from rekindle.torch_compat import autocast_state, backward_keeps_graph, eager_kernels
 
 
 class Step:
@@ -218,15 +218,17 @@ class Runner:
         return kept
 
     def choose_backward(self, step: Step, grads: Sequence[Any]) -> None:
-        """Looks at which gradients arrived, and in which layout, before anything runs."""
+        """Looks at which gradients arrived, in which layout, and inside which autocast, before
+        anything runs."""
         step.tangents = list(grads)
         layouts = tuple([None if g is None else _layout(g.shape, g.stride()) for g in grads])
-        if layouts == self.layouts:
+        key = (layouts, autocast_state())
+        if key == (self.layouts, self.joint.autocast):
             step.other = None
             return
-        if layouts not in self.others:
-            self.others[layouts] = self._other_backward(grads)
-        other = self.others[layouts]
+        if key not in self.others:
+            self.others[key] = self._other_backward(grads)
+        other = self.others[key]
         self.wanted = other
         if other.stretch is None and other.twin is None:  # the planned backward, on copies
             step.other = None
@@ -243,7 +245,7 @@ class Runner:
             for k, g in enumerate(grads)
             if g is not None
         )
-        joint = self.joint.with_tangents(tangents)
+        joint = self.joint.with_tangents(tangents, autocast_state())
         return _OtherBackward(self, joint)
 
     def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
@@ -270,14 +272,18 @@ class _OtherBackward:
             return
         resumed = emit_resumed(program, runner.lowered.saved)
         if resumed is None:
-            if {t.output for t in joint.tangents} == {t.output for t in runner.joint.tangents}:
+            same_outputs = {t.output for t in joint.tangents} == {
+                t.output for t in runner.joint.tangents
+            }
+            if same_outputs and joint.autocast == runner.joint.autocast:
                 return  # layouts alone differ: the same numbers can be laid out as planned
             arrived = [t.output for t in joint.tangents]
             planned = [t.output for t in runner.joint.tangents]
             raise RuntimeError(
-                f"gradients arrived for outputs {arrived} of a managed module, its plan was made "
-                f"for outputs {planned}, and what the forward has kept does not suffice; the next "
-                "step is planned for these: run this step again"
+                f"gradients arrived for outputs {arrived} of a managed module (inside autocast: "
+                f"{bool(joint.autocast)}), its plan was made for outputs {planned} (inside "
+                f"autocast: {bool(runner.joint.autocast)}), and what the forward has kept does not "
+                "suffice; the next step is planned for these: run this step again"
             )
         stretch, self.written = resumed
         self.stretch = stretch

@@ -41,7 +41,7 @@ _FROM_FORWARD: dict[str, tuple[str, dict[str, int]]] = {
         "mkldnn_rnn_layer",
         {"output": 0, "hy_": 1, "cy_": 2, "workspace": 3},
     ),
-    "aten._cudnn_rnn_backward": ("_cudnn_rnn", {"output": 0, "reserve": 3}),
+    "rekindle.cudnn_rnn_backward": ("cudnn_rnn", {"output": 0, "reserve": -1}),
 }
 # The forward leaves the seed in host memory (outside of CUDA graphs), whatever fake tensors say;
 # the backward reads it there: a seed on the GPU ends the process.
@@ -176,7 +176,8 @@ def _with_seed_on_host(call: OpCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _with_forward_state(call: OpCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a backward op with the records that its forward op makes of the others."""
     forward_name, made = _FROM_FORWARD[packet_of(call)]
-    forward = getattr(torch.ops.aten, forward_name).default
+    namespace = getattr(torch.ops, packet_of(call).partition(".")[0])
+    forward = getattr(namespace, forward_name).default
     names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[attr-defined]
     given = dict(zip(names, args, strict=False))
     rename = _OTHER_NAMES if forward_name == "mkldnn_rnn_layer" else {}

@@ -2,7 +2,10 @@
 
 `memory_allocated` counts blocks, and a block may be larger than its request (see `blocks`). How
 much larger depends on which blocks happen to be free, so it follows from the whole sequence of
-requests. `pool_peak` plays that sequence, step after step, on an empty pool.
+requests. `pool_peak` plays that sequence, step after step, on a pool that holds the residents and
+on an empty one: what parameters leave over of their segments is too short for some requests and
+a little too long for others (a ResNet-18's gradients take 2 % more beside its parameters than
+alone).
 """
 
 import bisect
@@ -108,12 +111,29 @@ class CachingPool:
 def pool_peak(
     problem: Problem, schedule: Schedule, *, expandable: bool = False, num_steps: int = 2
 ) -> int:
-    """The most that a step has allocated, by the model of the allocator; the worst of some steps
-    in a row, since each finds the pool as the one before has left it."""
-    pool = CachingPool(expandable)
+    """The most that a step has allocated, by the model of the allocator, above what is resident;
+    the worst of some steps in a row, since each finds the pool as the one before has left it."""
+    residents = [problem.values[v].size for v in problem.resident]
+    return max(
+        _steps_peak(problem, schedule, CachingPool(expandable), num_steps, before)
+        for before in ([], residents)
+    )
+
+
+def _steps_peak(
+    problem: Problem,
+    schedule: Schedule,
+    pool: CachingPool,
+    num_steps: int,
+    residents: Sequence[int],
+) -> int:
+    for size in residents:
+        if size:
+            pool.allocate(size)
+    held = pool.allocated_bytes
     worst = 0
     for _ in range(num_steps):
-        pool.peak_bytes = pool.allocated_bytes
+        pool.peak_bytes = held
         live: dict[int, Block] = {}
         for made, workspace, dead in lifetimes(problem, schedule):
             for copy, request, takes_over in made:
@@ -126,7 +146,7 @@ def pool_peak(
             for copy in dead:
                 if copy in live:
                     pool.release(live.pop(copy))
-        worst = max(worst, pool.peak_bytes)
+        worst = max(worst, pool.peak_bytes - held)
         for block in live.values():
             pool.release(block)
     return worst

@@ -37,7 +37,7 @@ class Predictor:
             return ones + max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
         if expandable_segments():
             return ones + trace.peak
-        # Played on an empty pool; in a real one other blocks may be lying about.
+        # In a real pool other blocks may be lying about.
         return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
 
     def step_ns(self, schedule: Schedule) -> int:

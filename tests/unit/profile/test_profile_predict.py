@@ -111,6 +111,19 @@ def test_in_place_takes_the_block_over():
     )
 
 
+def test_what_is_resident_shapes_the_pool():
+    """Two gradients of 9 MiB fill a segment of 20 MiB; one beside a parameter of 9 MiB gets the
+    rest of its segment as a whole, since what would be left is too little to split off."""
+    size = 9 * MIB + 512 * 1024
+    values = (Value("weight", size), Value("gradient", size))
+    ops = (Op("make", 1, (0,), (1,)),)
+    problem = Problem(values, ops, resident=(0,), outputs=(1,))
+    schedule = keep_all(problem)
+    assert simulate(problem, schedule).peak == size
+    assert pool_peak(problem, schedule) == 20 * MIB - size
+    assert pool_peak(problem, schedule, expandable=True) == size
+
+
 def op(device_ns, host_ns):
     return OpProfile(0, 0, (), Source.MEASURED, device_ns=device_ns, host_ns=host_ns)
 

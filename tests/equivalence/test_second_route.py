@@ -1,0 +1,293 @@
+"""Models whose code cannot run on tensors without data, but can be read: equal to eager to the bit
+all the same, or refused with the op, the line and what to try."""
+
+import contextlib
+import functools
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equivalence.manage import assert_trains_alike, example_of, manage
+from equivalence.schedules import SCHEDULES
+from equivalence.zoo import Example, gaussian
+from rekindle import torch_compat
+from rekindle.capture import joint as joint_module
+from rekindle.errors import CaptureError, PlanMismatch
+
+EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
+WIDTH = 16
+
+# Dynamo's own deprecations, and its word on lru_cache, are not about the model.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*lru_cache.*:UserWarning"),
+]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.inner = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.ReLU(inplace=True))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+
+class InsistsOnTensor(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError(f"expected a Tensor, got a {type(x).__name__}")
+        return self.last(self.inner(self.first(x)))
+
+
+class AsksWhetherItIsCompiled(Layers):
+    """Takes another path where it believes that it is: the captured one must be eager's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError
+        h = self.first(x)
+        if torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():
+            h = h * 2
+        return self.last(self.inner(h))
+
+
+class WeightInClosure(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.mix = lambda x: x @ weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.mix(self.first(x))))
+
+
+class WeightInPartial(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.mix = functools.partial(nn.functional.linear, weight=self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.mix(self.first(x))))
+
+
+class WeightDeepInTables(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.table = {"a": {"b": {"c": [self.weight]}}}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.first(x) @ self.table["a"]["b"]["c"][0]))
+
+
+class ReadsANumber(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError
+        return self.last(self.inner(self.first(x) * self.scale.item()))
+
+
+class KeepsARunningMean(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError
+        h = self.first(x)
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(dim=0)
+        return self.last(self.inner(h - self.mean))
+
+
+class UsesSavedRegion(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.last, self.inner(self.first(x)), use_reentrant=False)
+
+
+READ = (
+    InsistsOnTensor,
+    AsksWhetherItIsCompiled,
+    WeightInClosure,
+    WeightInPartial,
+    WeightDeepInTables,
+    ReadsANumber,
+    KeepsARunningMean,
+    UsesSavedRegion,
+)
+
+
+def example(kind: type[nn.Module], device: torch.device) -> Example:
+    torch.manual_seed(0)
+    return example_of(
+        kind().to(device), lambda step: gaussian(step, device, 8, WIDTH, requires_grad=True)
+    )
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
+def test_code_that_is_read(kind: type[nn.Module], schedule: str, device: torch.device) -> None:
+    managed, _ = assert_trains_alike(lambda: example(kind, device), schedule, device)
+    joint = managed.plan.joint
+    assert set(joint.parameters) == {name for name, _ in kind().named_parameters()}
+    modules = {node.meta["module"] for node in joint.nodes if node.op == "call_function"}
+    assert {"first", "last"} <= modules
+
+
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
+def test_these_models_need_the_second_route(
+    kind: type[nn.Module], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tests above would test the first one."""
+    monkeypatch.setattr(joint_module, "run_read", no_second_route)
+    with pytest.raises(CaptureError, match="no second route"):
+        manage(example(kind, device))
+
+
+def no_second_route(*_args, **_kwargs):
+    raise RuntimeError("no second route")
+
+
+def test_source_lines_are_known(device: torch.device) -> None:
+    managed = manage(example(InsistsOnTensor, device))
+    lines = {n.meta["where"] for n in managed.plan.joint.nodes if n.op == "call_function"}
+    assert any("test_second_route.py:" in line for line in lines)
+
+
+def test_a_number_that_was_read_is_guarded(device: torch.device) -> None:
+    made = example(ReadsANumber, device)
+    managed = manage(made)
+    managed(*made.inputs(0)[0])
+    managed.scale.fill_(0.25)
+    with pytest.raises(PlanMismatch, match=r"0\.5"):
+        managed(*made.inputs(0)[0])
+
+
+def test_many_captures_in_one_process(device: torch.device) -> None:
+    """Dynamo gives up on a function that it has read eight times in a row."""
+    for _ in range(12):
+        manage(example(InsistsOnTensor, device))
+
+
+def test_what_users_have_compiled_stays_compiled(device: torch.device) -> None:
+    count = 0
+
+    def backend(graph, _inputs):
+        nonlocal count
+        count += 1
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=backend)
+    x = torch.randn(3, device=device)
+    compiled(x)
+    manage(example(InsistsOnTensor, device))
+    compiled(x)
+    assert count == 1
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.compiler.substitute_in_graph(doubled)
+def doubled_when_read(x: Tensor) -> Tensor:
+    return x * 3
+
+
+class IsReadWrongly(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            raise TypeError("a tensor of another type")
+        return self.last(doubled(self.first(x)))
+
+
+def test_a_reading_that_differs_from_eager_is_refused(device: torch.device) -> None:
+    with pytest.raises(CaptureError, match="is not eager's") as refusal:
+        manage(example(IsReadWrongly, device))
+    assert "test_second_route.py" in str(refusal.value)
+
+
+class AsksForAddresses(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        y = h.tanh()
+        if y.data_ptr() == h.data_ptr():  # the line to be named
+            y = y + 1
+        return self.last(y)
+
+
+def test_where_both_routes_fail_the_first_failure_is_told(device: torch.device) -> None:
+    with pytest.raises(CaptureError) as refusal:
+        manage(example(AsksForAddresses, device))
+    text = str(refusal.value)
+    assert "data pointer" in text
+    assert "test_second_route.py:" in text
+    assert "submodule" in text
+    assert len(text) < 2000
+
+
+def test_a_failed_capture_leaves_the_model_alone(device: torch.device) -> None:
+    made = example(IsReadWrongly, device)
+    state = {k: v.clone() for k, v in made.model.state_dict().items()}
+    stream = torch.get_rng_state()
+    with pytest.raises(CaptureError):
+        manage(made)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert all(torch.equal(v, state[k]) for k, v in made.model.state_dict().items())
+    assert all(type(p) is nn.Parameter for p in made.model.parameters())
+
+
+class ArrayOfABuffer(Layers):
+    """numpy itself runs, at capture: a translation would give other last bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.linspace(0, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = torch.from_numpy(numpy.cbrt(self.grid.cpu().numpy())).to(x.device)
+        return self.last(self.inner(self.first(x) + grid))
+
+
+@EVERY_SCHEDULE
+def test_numpy_on_what_stays_the_same(schedule: str, device: torch.device) -> None:
+    assert_trains_alike(lambda: example(ArrayOfABuffer, device), schedule, device)
+
+
+def test_numpy_on_what_changes_is_guarded(device: torch.device) -> None:
+    made = example(ArrayOfABuffer, device)
+    managed = manage(made)
+    managed(*made.inputs(0)[0])
+    managed.grid.mul_(2)
+    with pytest.raises(PlanMismatch, match="captured"):
+        managed(*made.inputs(0)[0])
+
+
+def test_an_array_cannot_be_had_of_what_requires_grad(device: torch.device) -> None:
+    class Asks(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            self.first(x).cpu().numpy()
+            return self.last(x)
+
+    with pytest.raises(RuntimeError, match="requires grad"):
+        manage(example(Asks, device))
+
+
+def test_without_the_switch_the_second_route_is_refused(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release in which code cannot be told that it is not being compiled: no second route."""
+    monkeypatch.setattr(torch_compat, "_not_compiling", contextlib.nullcontext)
+    with pytest.raises(CaptureError, match="believe that it is being compiled"):
+        manage(example(InsistsOnTensor, device))
