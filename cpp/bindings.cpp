@@ -1,4 +1,5 @@
 // The only file that knows Python: rekindle._native.
+#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/function.h>
@@ -19,6 +20,7 @@
 #include "evict.h"
 #include "exact.h"
 #include "fillup.h"
+#include "order.h"
 #include "policy.h"
 #include "problem.h"
 #include "prune.h"
@@ -211,6 +213,27 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
         "Greedy rematerialization under a memory limit; (fits, schedule). Raises KeyboardInterrupt.");
+
+    m.def(
+        "smallest_order",
+        [](const Problem& problem, const std::vector<Id>& start, std::int64_t budget,
+           std::size_t max_width, std::int64_t max_sets, double time_limit_s) {
+            const Trace trace = simulate(problem, start);
+            if (!trace.valid() || std::ranges::any_of(trace.runs, [](auto n) { return n != 1; }))
+                throw nb::value_error("smallest_order: the start must run every op once");
+            Control control;
+            limit(control, time_limit_s);
+            OrderFound found;
+            {
+                nb::gil_scoped_release release;
+                found = smallest_order(problem, start, {budget, max_width, max_sets}, control);
+            }
+            const bool interrupted = control.was_interrupted;
+            return std::tuple(std::move(found.order), found.at_least, found.sets, interrupted);
+        },
+        "problem"_a, "start"_a, "budget"_a, "max_width"_a, "max_sets"_a, "time_limit_s"_a,
+        "The order with the smallest peak found, every op once; (order, proven smallest peak, sets "
+        "of ops looked at, interrupted).");
 
     m.def(
         "search_policy",
