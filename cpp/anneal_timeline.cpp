@@ -272,6 +272,7 @@ void Timeline::abandon() {
 }
 
 void Timeline::commit() {
+    if (is_shift_) return commit_shift();
     for (const Touched& touched : touched_)
         for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
             const Modification& change = modifications_[idx(m)];
@@ -286,6 +287,25 @@ void Timeline::commit() {
         num_steps_ = c.add ? num_steps_ + 1 : num_steps_ - 1;
     }
     cost_ += cost_change_;
+    excess_ += excess_change_;
+    soft_ += soft_change_;
+    apply_memory(+1);
+}
+
+void Timeline::commit_shift() {
+    const Id op = changes_[0].op;
+    const Shifted* shifted = shifted_.data();
+    for (const auto& values : {p_.inputs[op], p_.outputs[op]})
+        for (Id v : values) {
+            std::int32_t* list = pool_.data() + lists_[idx(v)].at;
+            std::uint32_t k = shifted->from;
+            for (; k < shifted->to; ++k) list[k] = list[k + 1];
+            for (; k > shifted->to; --k) list[k] = list[k - 1];
+            list[k] = shifted->event;
+            ++shifted;
+        }
+    slots_[idx(changes_[0].slot)] = none;
+    slots_[idx(changes_[1].slot)] = op;
     excess_ += excess_change_;
     soft_ += soft_change_;
     apply_memory(+1);

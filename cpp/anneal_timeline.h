@@ -136,6 +136,11 @@ class Timeline {
         Slot first, last;
         std::int64_t change;
     };
+    // Within one value's list, the event at `from` becomes `event` and stands at `to`.
+    struct Shifted {
+        std::uint32_t from, to;
+        std::int32_t event;
+    };
 
     static std::int32_t event_of(Slot t, std::int32_t kind) { return (t << 2) | kind; }
     static Slot slot_of(std::int32_t event) { return event >> 2; }
@@ -147,6 +152,10 @@ class Timeline {
     void erase_event(Id v, std::int32_t event);
     void append_event(Id v, std::int32_t event);
 
+    bool collect_shift();
+    bool shift_made(Id v, Slot from, Slot to);
+    bool shift_read(Id v, std::int32_t kind, Slot from, Slot to);
+    void commit_shift();
     void modify(Id v, std::int32_t event, bool add);
     void record(const Change& change);
     bool collect();
@@ -161,7 +170,7 @@ class Timeline {
     bool drop_dead();
     bool dead_after(Id op, Slot t);
     void build_segments();
-    void measure_range(Slot first, Slot last, std::int64_t change);
+    void measure_in_units();
     std::int64_t over(std::int64_t memory, std::int64_t line) const {
         return memory > line ? (memory - line + round_) >> shift_ : 0;
     }
@@ -210,6 +219,8 @@ class Timeline {
     std::vector<Break> breaks_;
     std::vector<Segment> segments_;
     std::vector<Change> dead_;  // runs that lost their last reader
+    bool is_shift_ = false;     // the move is one step to another slot, and nothing else changes
+    std::vector<Shifted> shifted_;  // then: one per input, one per output of its op
     std::int64_t cost_change_ = 0, excess_change_ = 0, soft_change_ = 0;
 };
 
