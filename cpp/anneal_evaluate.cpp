@@ -2,8 +2,8 @@
 // reader, and what they do to memory.
 #include <algorithm>
 
+#include "anneal_memory.h"
 #include "anneal_timeline.h"
-#include "wide.h"
 
 namespace rekindle {
 
@@ -11,49 +11,16 @@ namespace {
 
 constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-// The memory array, for the one loop that is worth wide registers.
-struct BlockView {
-    const std::int64_t *memory, *pending, *maximum;
-    int block_bits;
-    std::int64_t soft_line, budget;
-};
-
-// What a change of memory in [first, last] does to the sums above the two lines.
-REKINDLE_WIDE void measure_range(const BlockView& view, Slot first, Slot last, std::int64_t change,
-                                 std::int64_t& soft_sum, std::int64_t& hard_sum) {
-    const std::int64_t gap = view.budget - view.soft_line;
-    while (first <= last) {
-        const auto block = idx(first >> view.block_bits);
-        const Slot stop = std::min(last, static_cast<Slot>((block + 1) << view.block_bits) - 1);
-        const std::int64_t m = std::max(view.maximum[block], view.maximum[block] + change);
-        const std::int64_t base = view.pending[block] - view.soft_line;
-        const std::int64_t* memory = view.memory + first;
-        const Slot count = stop - first + 1;
-        std::int64_t soft = 0, hard = 0;
-        if (m > view.budget) {
-            for (Slot t = 0; t < count; ++t) {
-                const std::int64_t x = memory[t] + base, y = x + change;
-                soft += std::max<std::int64_t>(y, 0) - std::max<std::int64_t>(x, 0);
-                hard += std::max(y, gap) - std::max(x, gap);
-            }
-        } else if (m > view.soft_line) {
-            for (Slot t = 0; t < count; ++t) {
-                const std::int64_t x = memory[t] + base;
-                soft += std::max<std::int64_t>(x + change, 0) - std::max<std::int64_t>(x, 0);
-            }
-        }
-        soft_sum += soft;
-        hard_sum += hard;
-        first = stop + 1;
-    }
-}
-
 }  // namespace
 
 bool Timeline::settle() {
-    is_shift_ = changes_.size() == 2 && !changes_[0].add && changes_[1].add &&
-                changes_[0].op == changes_[1].op && collect_shift();
-    if (is_shift_) return true;
+    is_shift_ = false;
+    if (changes_.size() == 2 && !changes_[0].add && changes_[1].add &&
+        changes_[0].op == changes_[1].op) {
+        const Shift shift = collect_shift();
+        is_shift_ = shift == Shift::simple;
+        if (shift != Shift::general) return is_shift_;
+    }
     do {
         if (!collect()) return false;
     } while (drop_dead());
@@ -61,25 +28,32 @@ bool Timeline::settle() {
 }
 
 // The commonest move by far, one step to another slot, where each of its reads stays with its copy and
-// what it makes is read by the same steps as before. False: not that case, or not valid.
-bool Timeline::collect_shift() {
+// what it makes is read by the same steps as before (else `general`, or not valid).
+Timeline::Shift Timeline::collect_shift() {
     const Id op = changes_[0].op;
     const Slot from = changes_[0].slot, to = changes_[1].slot;
-    breaks_.clear();
+    const std::int64_t own = p_.workspace[idx(op)] + empty_offset;
+    // Nearly all that changes, changes at these four slots; they stay in order.
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    breaks_.resize(4);
+    breaks_[f] = {from, -own};
+    breaks_[f + 1] = {from + 1, own};
+    breaks_[g] = {to, own};
+    breaks_[g + 1] = {to + 1, -own};
     shifted_.clear();
     const auto inputs = p_.inputs[op];
     const std::size_t base = p_.inputs.start[idx(op)];
     for (std::size_t k = 0; k < inputs.size(); ++k)
-        if (!shift_read(inputs[k], read_kind_[base + k], from, to)) return false;
+        if (const Shift shift = shift_read(inputs[k], read_kind_[base + k], from, to);
+            shift != Shift::simple)
+            return shift;
     for (Id v : p_.outputs[op])
-        if (!shift_made(v, from, to)) return false;
-    const std::int64_t own = p_.workspace[idx(op)] + empty_offset;
-    breaks_.insert(breaks_.end(), {{from, -own}, {from + 1, own}, {to, own}, {to + 1, -own}});
-    return true;
+        if (const Shift shift = shift_made(v, from, to); shift != Shift::simple) return shift;
+    return Shift::simple;
 }
 
-bool Timeline::shift_read(Id v, std::int32_t kind, Slot from, Slot to) {
-    if (held_[idx(v)]) return false;
+Timeline::Shift Timeline::shift_read(Id v, std::int32_t kind, Slot from, Slot to) {
+    if (held_[idx(v)]) return Shift::general;
     const auto list = events(v);
     const std::int32_t before = event_of(from, kind), after = event_of(to, kind);
     const std::size_t k = position(list, before);
@@ -87,37 +61,45 @@ bool Timeline::shift_read(Id v, std::int32_t kind, Slot from, Slot to) {
     std::int32_t old_last = before, new_last = after;
     if (to > from) {
         for (; at + 1 < list.size() && list[at + 1] < after; ++at)
-            if (is_made(list[at + 1])) return false;
+            if (is_made(list[at + 1])) return Shift::general;
         old_last = list[at];
     } else {
         for (; at > 0 && list[at - 1] > after; --at)
-            if (is_made(list[at - 1])) return false;
-        if (at == 0) return false;
+            if (is_made(list[at - 1])) return at == 1 ? Shift::invalid : Shift::general;
         if (at < k) new_last = list[k - 1];
     }
     shifted_.push_back({static_cast<std::uint32_t>(k), static_cast<std::uint32_t>(at), after});
     // Memory changes only where this was, or becomes, the copy's last read.
     const std::size_t next = std::max(k, at) + 1;
-    if (next < list.size() ? !is_made(list[next]) : target_[idx(v)] != 0) return true;
-    breaks_.push_back({slot_of(old_last) + ((old_last & 3) != read_inplace), p_.size_of(v)});
-    breaks_.push_back({slot_of(new_last) + ((new_last & 3) != read_inplace), -p_.size_of(v)});
-    return true;
+    if (next < list.size() ? !is_made(list[next]) : target_[idx(v)] != 0) return Shift::simple;
+    const std::int64_t size = p_.size_of(v);
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    if (old_last == before && kind != read_inplace)
+        breaks_[f + 1].change += size;
+    else
+        breaks_.push_back({slot_of(old_last) + ((old_last & 3) != read_inplace), size});
+    if (new_last == after && kind != read_inplace)
+        breaks_[g + 1].change -= size;
+    else
+        breaks_.push_back({slot_of(new_last) + ((new_last & 3) != read_inplace), -size});
+    return Shift::simple;
 }
 
-bool Timeline::shift_made(Id v, Slot from, Slot to) {
+Timeline::Shift Timeline::shift_made(Id v, Slot from, Slot to) {
     const auto list = events(v);
     const std::int32_t after = event_of(to, made);
     const auto k = static_cast<std::uint32_t>(position(list, event_of(from, made)));
     if (to > from ? k + 1 < list.size() && list[k + 1] < after : k > 0 && list[k - 1] > after)
-        return false;
+        return k == 0 ? Shift::invalid : Shift::general;
     shifted_.push_back({k, k, after});
     const std::int64_t size = p_.size_of(v);
-    breaks_.push_back({from, -size});
-    breaks_.push_back({to, size});
-    if (k + 1 < list.size() ? !is_made(list[k + 1]) : target_[idx(v)] != 0) return true;
-    breaks_.push_back({from + 1, size});  // read by nothing: there during its own step
-    breaks_.push_back({to + 1, -size});
-    return true;
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    breaks_[f].change -= size;
+    breaks_[g].change += size;
+    if (k + 1 < list.size() ? !is_made(list[k + 1]) : target_[idx(v)] != 0) return Shift::simple;
+    breaks_[f + 1].change += size;  // read by nothing: there during its own step
+    breaks_[g + 1].change -= size;
+    return Shift::simple;
 }
 
 void Timeline::modify(Id v, std::int32_t event, bool add) {
@@ -343,14 +325,12 @@ void Timeline::measure() {
     build_segments();
     excess_change_ = soft_change_ = 0;
     if (shift_ > 0) return measure_in_units();
-    const BlockView view{memory_.data(), pending_.data(), maximum_.data(), block_bits_,
-                         soft_line_,     budget_};
-    for (const Segment& s : segments_)
-        measure_range(view, s.first, s.last, s.change, soft_change_, excess_change_);
+    const MemoryView view{memory_.data(), pending_.data(), maximum_.data(), block_bits_};
+    sum_above(view, segments_, soft_line_, budget_, soft_change_, excess_change_);
 }
 
 void Timeline::measure_in_units() {
-    for (const Segment& s : segments_)
+    for (const MemorySegment& s : segments_)
         for (Slot t = s.first; t <= s.last; ++t) {
             const std::int64_t before = memory_at(t), after = before + s.change;
             soft_change_ += over(after, soft_line_) - over(before, soft_line_);

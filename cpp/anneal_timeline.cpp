@@ -60,7 +60,7 @@ void Timeline::load(std::span<const Id> schedule) {
     std::uint32_t at = 0;
     for (std::size_t v = 0; v < lists_.size(); ++v) {
         const std::uint32_t room = count[v] + std::max<std::uint32_t>(4, count[v] / 2);
-        lists_[v] = {at, 0, room};
+        lists_[v] = {at, 0, room, 0};
         at += room;
     }
     pool_.resize(at);
@@ -111,7 +111,6 @@ void Timeline::rebuild_memory() {
     memory_.assign(idx(num_slots_), 0);
     pending_.assign(blocks, 0);
     maximum_.assign(blocks, 0);
-    weight_.clear();  // made anew below, where it is kept
     std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
     for (Id v = 0; v < p_.num_values(); ++v) {
         const auto list = events(v);
@@ -137,6 +136,7 @@ void Timeline::rebuild_memory() {
     while (((total >> shift_) + 1) > (std::int64_t{1} << 61) / (std::int64_t{num_slots_} + 1))
         ++shift_;
     round_ = (std::int64_t{1} << shift_) - 1;
+    weight_.assign(blocks, 0);
     for (std::size_t b = 0; b < blocks; ++b) refresh_block(b);
     if (unit_ > 0) rebuild_smooth();
     count_excess();
@@ -193,6 +193,25 @@ bool Timeline::lives_at(Id v, Slot t) const {
     return k < list.size() ? !is_made(list[k]) : target_[idx(v)] != 0;
 }
 
+double Timeline::most_gain(Id op, Slot t, double soft_weight) const {
+    double gain = 0;
+    for (Id v : p_.outputs[op]) {
+        const std::int64_t size = p_.size_of(v);
+        for (Slot first = last_read_before(v, t) + 1; first < t;) {
+            const Slot block = first >> block_bits_;
+            const Slot stop = std::min(t, (block + 1) << block_bits_);
+            if (const std::int64_t most = maximum_[idx(block)]; most > soft_line_) {
+                const auto soft = static_cast<double>(std::min(size, most - soft_line_));
+                const auto hard = static_cast<double>(
+                    std::clamp<std::int64_t>(most - budget_, 0, size));
+                gain += static_cast<double>(stop - first) * (soft_weight * soft + hard);
+            }
+            first = stop;
+        }
+    }
+    return gain;
+}
+
 int Timeline::num_reads(Id v, Slot t) const {
     const auto list = events(v);
     std::size_t k = position(list, event_of(t, 0)) + 1;
@@ -206,6 +225,7 @@ int Timeline::num_reads(Id v, Slot t) const {
 void Timeline::append_event(Id v, std::int32_t event) {
     List& list = lists_[idx(v)];
     pool_[list.at + list.length++] = event;
+    list.copies += is_made(event);
 }
 
 void Timeline::insert_event(Id v, std::int32_t event) {
@@ -222,6 +242,7 @@ void Timeline::insert_event(Id v, std::int32_t event) {
     std::copy_backward(base + k, base + list.length, base + list.length + 1);
     base[k] = event;
     ++list.length;
+    list.copies += is_made(event);
 }
 
 void Timeline::erase_event(Id v, std::int32_t event) {
@@ -230,6 +251,7 @@ void Timeline::erase_event(Id v, std::int32_t event) {
     std::int32_t* base = pool_.data() + list.at;
     std::copy(base + k + 1, base + list.length, base + k);
     --list.length;
+    list.copies -= is_made(event);
 }
 
 void Timeline::set_runs(Id op, std::int32_t change) {
@@ -312,10 +334,13 @@ void Timeline::commit_shift() {
 }
 
 void Timeline::apply_memory(int sign) {
-    for (const Segment& s : segments_) add_range(s.first, s.last, sign * s.change);
+    // Segments come in order, several to a block: its maximum is found once, after the last.
+    std::size_t stale = no_block;
+    for (const MemorySegment& s : segments_) add_range(s.first, s.last, sign * s.change, stale);
+    if (stale != no_block) refresh_block(stale);
 }
 
-void Timeline::add_range(Slot first, Slot last, std::int64_t change) {
+void Timeline::add_range(Slot first, Slot last, std::int64_t change, std::size_t& stale) {
     const Slot size = 1 << block_bits_;
     while (first <= last) {
         const auto block = idx(first >> block_bits_);
@@ -327,25 +352,27 @@ void Timeline::add_range(Slot first, Slot last, std::int64_t change) {
             if (unit_ > 0) weight_[block] *= std::exp2(static_cast<double>(change) / unit_);
         } else {
             for (Slot t = first; t <= stop; ++t) memory_[idx(t)] += change;
-            refresh_block(block);
+            if (stale != block && stale != no_block) refresh_block(stale);
+            stale = block;
         }
         first = stop + 1;
     }
 }
 
 void Timeline::refresh_block(std::size_t block) {
+    const std::int64_t* first = memory_.data() + (block << block_bits_);
+    maximum_[block] = largest(first, 1 << block_bits_) + pending_[block];
+    if (unit_ > 0) refresh_weight(block);
+}
+
+void Timeline::refresh_weight(std::size_t block) {
     const std::size_t first = block << block_bits_, stop = (block + 1) << block_bits_;
-    std::int64_t best = memory_[first];
-    for (std::size_t t = first + 1; t < stop; ++t) best = std::max(best, memory_[t]);
-    maximum_[block] = best + pending_[block];
-    if (unit_ > 0 && !weight_.empty()) {
-        double sum = 0;
-        const double base = static_cast<double>(pending_[block]) - smooth_base_;
-        for (std::size_t t = first; t < stop; ++t)
-            if (memory_[t] + pending_[block] >= 0)
-                sum += std::exp2((static_cast<double>(memory_[t]) + base) / unit_);
-        weight_[block] = sum;
-    }
+    const double base = static_cast<double>(pending_[block]) - smooth_base_;
+    double sum = 0;
+    for (std::size_t t = first; t < stop; ++t)
+        if (memory_[t] + pending_[block] >= 0)
+            sum += std::exp2((static_cast<double>(memory_[t]) + base) / unit_);
+    weight_[block] = sum;
 }
 
 void Timeline::smooth(double unit) {
@@ -356,7 +383,7 @@ void Timeline::smooth(double unit) {
 void Timeline::rebuild_smooth() {
     smooth_base_ = static_cast<double>(peak());
     weight_.assign(maximum_.size(), 0);
-    for (std::size_t b = 0; b < weight_.size(); ++b) refresh_block(b);
+    for (std::size_t b = 0; b < weight_.size(); ++b) refresh_weight(b);
 }
 
 double Timeline::smooth_peak() const {
