@@ -102,13 +102,13 @@ Timeline::Shift Timeline::shift_made(Id v, Slot from, Slot to) {
     return Shift::simple;
 }
 
-void Timeline::modify(Id v, std::int32_t event, bool add) {
+void Timeline::modify(Id v, std::int32_t event, std::int32_t change, bool add) {
     const auto m = static_cast<std::int32_t>(modifications_.size());
     if (stamp_of_[idx(v)] != stamp_) {
         stamp_of_[idx(v)] = stamp_;
         touched_at_[idx(v)] = static_cast<std::int32_t>(touched_.size());
         touched_.push_back({v, m});
-        modifications_.push_back({event, -1, add});
+        modifications_.push_back({event, -1, change, add});
         return;
     }
     Touched& touched = touched_[idx(touched_at_[idx(v)])];
@@ -117,16 +117,17 @@ void Timeline::modify(Id v, std::int32_t event, bool add) {
         before = after;
         after = modifications_[idx(after)].next;
     }
-    modifications_.push_back({event, after, add});
+    modifications_.push_back({event, after, change, add});
     (before < 0 ? touched.first : modifications_[idx(before)].next) = m;
 }
 
-void Timeline::record(const Change& c) {
+void Timeline::record(std::int32_t change) {
+    const Change& c = changes_[idx(change)];
     const auto inputs = p_.inputs[c.op];
     const std::size_t base = p_.inputs.start[idx(c.op)];
     for (std::size_t k = 0; k < inputs.size(); ++k)
-        modify(inputs[k], event_of(c.slot, read_kind_[base + k]), c.add);
-    for (Id v : p_.outputs[c.op]) modify(v, event_of(c.slot, made), c.add);
+        modify(inputs[k], event_of(c.slot, read_kind_[base + k]), change, c.add);
+    for (Id v : p_.outputs[c.op]) modify(v, event_of(c.slot, made), change, c.add);
     // The step itself: an empty slot lies far below zero.
     const std::int64_t own = p_.workspace[idx(c.op)] + empty_offset;
     breaks_.push_back({c.slot, c.add ? own : -own});
@@ -139,7 +140,7 @@ bool Timeline::collect() {
     modifications_.clear();
     breaks_.clear();
     dead_.clear();
-    for (const Change& c : changes_) record(c);
+    for (std::size_t k = 0; k < changes_.size(); ++k) record(static_cast<std::int32_t>(k));
     for (const Touched& touched : touched_)
         if (!collect_value(touched)) return false;
     return true;
@@ -167,38 +168,54 @@ bool Timeline::collect_reads(const Touched& touched, std::span<const std::int32_
                              bool& valid) {
     const Id v = touched.value;
     if (held_[idx(v)]) return false;
-    std::int32_t last_change = 0, last_added = -1;
+    std::int32_t last_change = 0;
+    const Modification* last_added = nullptr;
     for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
         last_change = modifications_[idx(m)].event;
         if (is_made(last_change)) return false;
-        if (modifications_[idx(m)].add) last_added = last_change;
+        if (modifications_[idx(m)].add) last_added = &modifications_[idx(m)];
     }
     const std::size_t start = position(old, modifications_[idx(touched.first)].event);
     valid = start > 0;
     if (!valid) return true;  // read before it is made
-    std::size_t stop = start;
-    while (stop < old.size() && !is_made(old[stop])) ++stop;
+    std::size_t stop = old.size();
+    if (lists_[idx(v)].copies > 1) {
+        stop = start;
+        while (stop < old.size() && !is_made(old[stop])) ++stop;
+    }
     if (stop < old.size() ? old[stop] < last_change : target_[idx(v)] != 0) return false;
     // The last read that stays: from the back, skip those that go.
     std::size_t k = stop;
-    while (k > start && removed(touched, old[k - 1])) --k;
-    const std::int32_t before = old[stop - 1], after = std::max(old[k - 1], last_added);
+    const Modification *last_removed = nullptr, *gone = nullptr;
+    while (k > start && (gone = removed(touched, old[k - 1])) != nullptr) {
+        if (k == stop) last_removed = gone;
+        --k;
+    }
+    const std::int32_t before = old[stop - 1];
+    const bool is_added = last_added && last_added->event > old[k - 1];
+    const std::int32_t after = is_added ? last_added->event : old[k - 1];
     if (after == before) return true;
-    const Slot old_last = slot_of(before) - ((before & 3) == read_inplace);
-    const Slot new_last = slot_of(after) - ((after & 3) == read_inplace);
     if (is_made(after) && !p_.is_once(p_.producer_of(v)))
         dead_.push_back({p_.producer_of(v), slot_of(after), false});
-    if (old_last != new_last && p_.size_of(v) > 0) {
-        breaks_.push_back({old_last + 1, p_.size_of(v)});
-        breaks_.push_back({new_last + 1, -p_.size_of(v)});
-    }
+    break_after(before, last_removed, p_.size_of(v));
+    break_after(after, is_added ? last_added : nullptr, -p_.size_of(v));
     return true;
 }
 
-bool Timeline::removed(const Touched& touched, std::int32_t event) const {
+// A copy's last event was, or becomes, this one. The breaks of the changes come first, two for each.
+void Timeline::break_after(std::int32_t event, const Modification* made_by, std::int64_t size) {
+    const bool in_place = (event & 3) == read_inplace;
+    if (made_by && !in_place)
+        breaks_[2 * idx(made_by->change) + 1].change += size;
+    else
+        breaks_.push_back({slot_of(event) + !in_place, size});
+}
+
+const Timeline::Modification* Timeline::removed(const Touched& touched, std::int32_t event) const {
     for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next)
-        if (modifications_[idx(m)].event == event) return !modifications_[idx(m)].add;
-    return false;
+        if (modifications_[idx(m)].event == event)
+            return modifications_[idx(m)].add ? nullptr : &modifications_[idx(m)];
+    return nullptr;
 }
 
 // The part of a value's events that the move concerns, as it would be: from the copy before the
@@ -303,7 +320,7 @@ bool Timeline::dead_after(Id op, Slot t) {
 }
 
 void Timeline::build_segments() {
-    // A few dozen breaks, nearly in order.
+    // A dozen breaks, nearly in order.
     for (std::size_t i = 1; i < breaks_.size(); ++i) {
         const Break x = breaks_[i];
         std::size_t j = i;

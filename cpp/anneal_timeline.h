@@ -124,6 +124,7 @@ class Timeline {
     struct Modification {
         std::int32_t event;
         std::int32_t next;
+        std::int32_t change;  // of which change it is a part
         bool add;
     };
     struct Interval {
@@ -158,12 +159,13 @@ class Timeline {
     Shift shift_made(Id v, Slot from, Slot to);
     Shift shift_read(Id v, std::int32_t kind, Slot from, Slot to);
     void commit_shift();
-    void modify(Id v, std::int32_t event, bool add);
-    void record(const Change& change);
+    void modify(Id v, std::int32_t event, std::int32_t change, bool add);
+    void record(std::int32_t change);
     bool collect();
     bool collect_value(const Touched& touched);
     bool collect_reads(const Touched& touched, std::span<const std::int32_t> old, bool& valid);
-    bool removed(const Touched& touched, std::int32_t event) const;
+    const Modification* removed(const Touched& touched, std::int32_t event) const;
+    void break_after(std::int32_t event, const Modification* made_by, std::int64_t size);
     void merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
                std::size_t& to);
     void intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,

@@ -41,7 +41,7 @@ Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float],
 LARGEST_SIZES = 2**60  # memory stays exact in 64 signed bits, whatever is alive twice
 LARGEST_COSTS = 2**56
 LARGE = 3000  # ops; beyond, there are too few moves per op to get far from keep-all
-ORDER_SETS = 60_000_000  # op sets looked at by `reorder`, times ops: a second or so
+ORDER_SETS = 15_000_000  # op sets looked at by `reorder`, times ops: some tenths of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +217,12 @@ class Reorder:
         )
         num_moves = self.num_moves or default_moves(problem) // 2
         try:
-            search.order(num_moves)
+            search.order(min(num_moves, ORDER_SETS // max(1, len(problem.ops))))
             for stage in stages:
                 if not search.done:
                     objective = _native.Objective.area
                     search.stage(stage, num_moves, objective=objective, reorder_only=True)
-            search.order(num_moves)
+            search.order(min(num_moves, 3 * ORDER_SETS // max(1, len(problem.ops))))
         except KeyboardInterrupt:
             search.ended = "interrupt"
         return search.solution()
@@ -274,7 +274,7 @@ class _Search:
         if fits:
             self.offer(ops)
 
-    def order(self, num_moves: int) -> None:
+    def order(self, max_sets: int) -> None:
         """The smallest peak of any order, found and perhaps proven by looking at sets of ops."""
         if self.done or self.smallest is None or len(self.problem.ops) > LARGE:
             return
@@ -284,7 +284,7 @@ class _Search:
             self.smallest[2],
             budget=self.budget,
             max_width=4096,
-            max_sets=min(num_moves, ORDER_SETS // len(self.problem.ops)),
+            max_sets=max_sets,
             time_limit_s=left_s / 3,
         )
         self.offer(order)
