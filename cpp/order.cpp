@@ -39,6 +39,7 @@ class Layers {
         lasting_.assign(idx(p_.num_values()), 0);
         for (Id v : p_.targets) lasting_[idx(v)] = 1;
         for (Id v : p_.held) lasting_[idx(v)] = 1;
+        max_stored_ = (std::size_t{256} << 20) / (idx(p_.num_ops()) / 8 + 160);
         Random random(1);
         for (Id i = 0; i < p_.num_ops(); ++i) {
             key_.push_back(random.next());
@@ -51,6 +52,7 @@ class Layers {
     std::vector<Id> search(std::int64_t limit, std::size_t width, std::int64_t max_sets) {
         limit_ = limit;
         width_ = width;
+        stored_ = 0;
         complete_ = true;
         kept_.clear();
         layers_.assign(idx(p_.num_ops()) + 1, {});
@@ -63,13 +65,15 @@ class Layers {
             Layer& layer = layers_[count];
             shrink(layer);
             for (Set& set : layer.sets) {
-                if (looked_at_ >= stop || ((++looked_at_ & 63) == 0 && control_.expired())) {
+                if (looked_at_ >= stop || stored_ > max_stored_ ||
+                    ((++looked_at_ & 63) == 0 && control_.expired())) {
                     complete_ = false;
                     return {};
                 }
                 expand(set);
                 if (!layers_.back().sets.empty()) return trace_back();
             }
+            stored_ -= layer.sets.size();
             layer = {};
         }
         return layers_.back().sets.empty() ? std::vector<Id>{} : trace_back();
@@ -204,7 +208,9 @@ class Layers {
     void offer(Set&& set) {
         Layer& layer = layers_[idx(set.count)];
         const auto [at, is_new] = layer.by_hash.try_emplace(set.hash, layer.sets.size());
-        if (is_new || layer.sets[at->second].ran != set.ran) layer.sets.push_back(std::move(set));
+        if (!is_new && layer.sets[at->second].ran == set.ran) return;
+        layer.sets.push_back(std::move(set));
+        ++stored_;
         if (layer.sets.size() > 4 * width_ + 1024) shrink(layer);
     }
 
@@ -217,6 +223,7 @@ class Layers {
                          [](const Set& a, const Set& b) {
                              return a.memory != b.memory ? a.memory < b.memory : a.hash < b.hash;
                          });
+        stored_ -= layer.sets.size() - width_;
         layer.sets.resize(width_);
         layer.by_hash.clear();
         for (std::size_t k = 0; k < width_; ++k) layer.by_hash.emplace(layer.sets[k].hash, k);
@@ -249,6 +256,7 @@ class Layers {
     Control& control_;
     std::int64_t limit_ = 0, looked_at_ = 0;
     std::size_t width_ = 0;
+    std::size_t stored_ = 0, max_stored_;  // sets in all layers; a few hundred megabytes
     bool complete_ = true;               // no set was left out
     std::vector<std::uint8_t> lasting_;  // per value: stays to the end
     std::vector<std::uint64_t> key_;     // per op, for hashes

@@ -355,7 +355,7 @@ class _Search:
 def default_moves(problem: Problem) -> int:
     """Enough for the published instances to settle; seconds up to a few thousand ops."""
     num_ops = len(problem.ops)
-    return max(200_000, min(20_000 * num_ops, 4_000_000), 1_500 * num_ops)
+    return max(200_000, min(20_000 * num_ops, 6_000_000), 1_500 * num_ops)
 
 
 def too_large(problem: Problem) -> str | None:
