@@ -85,7 +85,9 @@ class Annealer {
         const Moves::Kind kind = moves_.choose();
         auto& counts = result_.by_move[kind];
         ++counts[0];
-        if (!moves_.propose(kind) || !worth_it(kind)) {
+        const bool proposed = moves_.propose(kind);
+        result_.judged += proposed;
+        if (!proposed || !worth_it(kind)) {
             line_.abandon();
             return;
         }

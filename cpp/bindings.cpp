@@ -1,5 +1,4 @@
 // The only file that knows Python: rekindle._native.
-#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/function.h>
@@ -9,6 +8,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -309,6 +309,7 @@ NB_MODULE(_native, m) {
         .def_ro("smallest_cost", &AnnealResult::smallest_cost)
         .def_ro("smallest_peak", &AnnealResult::smallest_peak)
         .def_ro("moves", &AnnealResult::moves)
+        .def_ro("judged", &AnnealResult::judged)
         .def_ro("accepted", &AnnealResult::accepted)
         .def_ro("seed", &AnnealResult::seed)
         .def_ro("by_move", &AnnealResult::by_move);

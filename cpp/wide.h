@@ -2,7 +2,8 @@
 // has is chosen when the module is loaded. Whole numbers only, so that all give the same result.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+// GCC names these levels since 12; Clang's own dispatch is left alone.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
 #define REKINDLE_WIDE \
     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
 #else
