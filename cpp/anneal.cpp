@@ -111,8 +111,8 @@ class Annealer {
         // Nor can a further run gain more than what it makes would have taken until then. (If it
         // leaves another run without a reader, that is not seen here: one in thousands.)
         if (cost > slack && (kind == Moves::recompute || kind == Moves::relieve) &&
-            cost > slack + price_ * line_.most_gain(moves_.added(), moves_.added_at(),
-                                                    options_.soft_weight))
+            !line_.may_gain((cost - slack) / price_, moves_.added(), moves_.added_at(),
+                            options_.soft_weight))
             return false;
         if (!line_.settle() || !fits()) return false;
         line_.measure();

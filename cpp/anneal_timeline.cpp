@@ -148,7 +148,7 @@ bool Timeline::lives_at(Id v, Slot t) const {
     return k < list.size() ? !is_made(list[k]) : target_[idx(v)] != 0;
 }
 
-double Timeline::most_gain(Id op, Slot t, double soft_weight) const {
+bool Timeline::may_gain(double wanted, Id op, Slot t, double soft_weight) const {
     double gain = 0;
     for (Id v : p_.outputs[op]) {
         const std::int64_t size = p_.size_of(v);
@@ -160,11 +160,12 @@ double Timeline::most_gain(Id op, Slot t, double soft_weight) const {
                 const auto hard = static_cast<double>(
                     std::clamp<std::int64_t>(most - budget_, 0, size));
                 gain += static_cast<double>(stop - first) * (soft_weight * soft + hard);
+                if (gain >= wanted) return true;
             }
             first = stop;
         }
     }
-    return gain;
+    return gain >= wanted;
 }
 
 int Timeline::num_reads(Id v, Slot t) const {

@@ -78,9 +78,9 @@ class Timeline {
     Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
     Slot free_after(Slot t, Slot high) const;  // the nearest empty slot in (t, high), or `none`
     std::int64_t cost_change() const { return cost_change_; }
-    // At most this much weighted excess is gained by a further run of `op` at t, as far as what it
-    // makes need not wait for it (`soft_weight`: of the excess above the soft line).
-    double most_gain(Id op, Slot t, double soft_weight) const;
+    // False: a further run of `op` at t gains less weighted excess than that, however soon what it
+    // makes is dropped before (`soft_weight`: of the excess above the soft line).
+    bool may_gain(double wanted, Id op, Slot t, double soft_weight) const;
 
     // False: some step would read what nothing has made. Runs that the move leaves without a reader
     // are removed with it, so the cost is known only now.
