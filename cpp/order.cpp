@@ -276,7 +276,7 @@ OrderFound smallest_order(const Problem& problem, std::span<const Id> start,
     found.peak = static_cast<std::int64_t>(simulate(problem, start).peak);
     found.at_least = search.budget;
     Layers layers(problem, control);
-    for (std::size_t width = 16; width <= search.max_width; width *= 4) {
+    for (std::size_t width = 1; width <= search.max_width; width *= 4) {
         // Bisection between what is proven and what is found, then wider.
         std::int64_t low = found.at_least;
         while (low < found.peak) {

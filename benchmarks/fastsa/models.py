@@ -73,7 +73,8 @@ def table_2(kept: dict) -> list[str]:
     lines = [
         "## Table 2: recomputed ops, unit costs",
         "",
-        f"`models.py table2 FOLDER`; our `checkmate` (listed order) has {EXACT_S:g} s, and its",
+        f"`models.py table2 FOLDER`; our `checkmate` (listed order) has {EXACT_S:g} s of wall "
+        "time; its",
         "proven bound is in brackets where it is not optimal.",
         "",
         "| model | ops | budget % | FastSA's paper | its Checkmate MILP | our `fastsa` | memory % "
