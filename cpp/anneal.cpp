@@ -85,7 +85,9 @@ class Annealer {
         const Moves::Kind kind = moves_.choose();
         auto& counts = result_.by_move[kind];
         ++counts[0];
-        if (!moves_.propose(kind) || !worth_it()) {
+        const bool proposed = moves_.propose(kind);
+        result_.judged += proposed;
+        if (!proposed || !worth_it(kind)) {
             line_.abandon();
             return;
         }
@@ -100,12 +102,18 @@ class Annealer {
 #endif
     }
 
-    bool worth_it() {
+    bool worth_it(Moves::Kind kind) {
         const double slack = temperature_ * random_.exponential();
         if (options_.objective != Objective::area) return worth_it_by_peak(slack);
         // More than all of the excess cannot be gained, so the cost alone may decide.
-        const double most = slack + price_ * weigh(line_.excess(), line_.soft());
-        if (static_cast<double>(line_.cost_change()) > most) return false;
+        const auto cost = static_cast<double>(line_.cost_change());
+        if (cost > slack + price_ * weigh(line_.excess(), line_.soft())) return false;
+        // Nor can a further run gain more than what it makes would have taken until then. (If it
+        // leaves another run without a reader, that is not seen here: one in thousands.)
+        if (cost > slack && (kind == Moves::recompute || kind == Moves::relieve) &&
+            !line_.may_gain((cost - slack) / price_, moves_.added(), moves_.added_at(),
+                            options_.soft_weight))
+            return false;
         if (!line_.settle() || !fits()) return false;
         line_.measure();
         return static_cast<double>(line_.cost_change()) +

@@ -51,7 +51,8 @@ struct AnnealResult {
     std::int64_t best_cost = 0, best_peak = 0;
     std::vector<Id> smallest;     // the smallest peak seen (only while none was within the budget)
     std::int64_t smallest_cost = 0, smallest_peak = 0;
-    std::int64_t moves = 0, accepted = 0;
+    // Moves drawn; of these, those for which there was something to propose, and so to judge.
+    std::int64_t moves = 0, judged = 0, accepted = 0;
     std::uint64_t seed = 0;
     std::array<std::array<std::int64_t, 2>, 8> by_move{};  // per kind of move: tried, accepted
 };

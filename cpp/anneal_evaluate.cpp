@@ -2,6 +2,7 @@
 // reader, and what they do to memory.
 #include <algorithm>
 
+#include "anneal_memory.h"
 #include "anneal_timeline.h"
 
 namespace rekindle {
@@ -13,19 +14,101 @@ constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); 
 }  // namespace
 
 bool Timeline::settle() {
+    is_shift_ = false;
+    if (changes_.size() == 2 && !changes_[0].add && changes_[1].add &&
+        changes_[0].op == changes_[1].op) {
+        const Shift shift = collect_shift();
+        is_shift_ = shift == Shift::simple;
+        if (shift != Shift::general) return is_shift_;
+    }
     do {
         if (!collect()) return false;
     } while (drop_dead());
     return true;
 }
 
-void Timeline::modify(Id v, std::int32_t event, bool add) {
+// The commonest move by far, one step to another slot, where each of its reads stays with its copy and
+// what it makes is read by the same steps as before (else `general`, or not valid).
+Timeline::Shift Timeline::collect_shift() {
+    const Id op = changes_[0].op;
+    const Slot from = changes_[0].slot, to = changes_[1].slot;
+    const std::int64_t own = p_.workspace[idx(op)] + empty_offset;
+    // Nearly all that changes, changes at these four slots; they stay in order.
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    breaks_.resize(4);
+    breaks_[f] = {from, -own};
+    breaks_[f + 1] = {from + 1, own};
+    breaks_[g] = {to, own};
+    breaks_[g + 1] = {to + 1, -own};
+    shifted_.clear();
+    const auto inputs = p_.inputs[op];
+    const std::size_t base = p_.inputs.start[idx(op)];
+    for (std::size_t k = 0; k < inputs.size(); ++k)
+        if (const Shift shift = shift_read(inputs[k], read_kind_[base + k], from, to);
+            shift != Shift::simple)
+            return shift;
+    for (Id v : p_.outputs[op])
+        if (const Shift shift = shift_made(v, from, to); shift != Shift::simple) return shift;
+    return Shift::simple;
+}
+
+Timeline::Shift Timeline::shift_read(Id v, std::int32_t kind, Slot from, Slot to) {
+    if (held_[idx(v)]) return Shift::general;
+    const auto list = events(v);
+    const std::int32_t before = event_of(from, kind), after = event_of(to, kind);
+    const std::size_t k = position(list, before);
+    std::size_t at = k;  // where the read would stand
+    std::int32_t old_last = before, new_last = after;
+    if (to > from) {
+        for (; at + 1 < list.size() && list[at + 1] < after; ++at)
+            if (is_made(list[at + 1])) return Shift::general;
+        old_last = list[at];
+    } else {
+        for (; at > 0 && list[at - 1] > after; --at)
+            if (is_made(list[at - 1])) return at == 1 ? Shift::invalid : Shift::general;
+        if (at < k) new_last = list[k - 1];
+    }
+    shifted_.push_back({static_cast<std::uint32_t>(k), static_cast<std::uint32_t>(at), after});
+    // Memory changes only where this was, or becomes, the copy's last read.
+    const std::size_t next = std::max(k, at) + 1;
+    if (next < list.size() ? !is_made(list[next]) : target_[idx(v)] != 0) return Shift::simple;
+    const std::int64_t size = p_.size_of(v);
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    if (old_last == before && kind != read_inplace)
+        breaks_[f + 1].change += size;
+    else
+        breaks_.push_back({slot_of(old_last) + ((old_last & 3) != read_inplace), size});
+    if (new_last == after && kind != read_inplace)
+        breaks_[g + 1].change -= size;
+    else
+        breaks_.push_back({slot_of(new_last) + ((new_last & 3) != read_inplace), -size});
+    return Shift::simple;
+}
+
+Timeline::Shift Timeline::shift_made(Id v, Slot from, Slot to) {
+    const auto list = events(v);
+    const std::int32_t after = event_of(to, made);
+    const auto k = static_cast<std::uint32_t>(position(list, event_of(from, made)));
+    if (to > from ? k + 1 < list.size() && list[k + 1] < after : k > 0 && list[k - 1] > after)
+        return k == 0 ? Shift::invalid : Shift::general;
+    shifted_.push_back({k, k, after});
+    const std::int64_t size = p_.size_of(v);
+    const std::size_t f = from < to ? 0 : 2, g = 2 - f;
+    breaks_[f].change -= size;
+    breaks_[g].change += size;
+    if (k + 1 < list.size() ? !is_made(list[k + 1]) : target_[idx(v)] != 0) return Shift::simple;
+    breaks_[f + 1].change += size;  // read by nothing: there during its own step
+    breaks_[g + 1].change -= size;
+    return Shift::simple;
+}
+
+void Timeline::modify(Id v, std::int32_t event, std::int32_t change, bool add) {
     const auto m = static_cast<std::int32_t>(modifications_.size());
     if (stamp_of_[idx(v)] != stamp_) {
         stamp_of_[idx(v)] = stamp_;
         touched_at_[idx(v)] = static_cast<std::int32_t>(touched_.size());
         touched_.push_back({v, m});
-        modifications_.push_back({event, -1, add});
+        modifications_.push_back({event, -1, change, add});
         return;
     }
     Touched& touched = touched_[idx(touched_at_[idx(v)])];
@@ -34,16 +117,17 @@ void Timeline::modify(Id v, std::int32_t event, bool add) {
         before = after;
         after = modifications_[idx(after)].next;
     }
-    modifications_.push_back({event, after, add});
+    modifications_.push_back({event, after, change, add});
     (before < 0 ? touched.first : modifications_[idx(before)].next) = m;
 }
 
-void Timeline::record(const Change& c) {
+void Timeline::record(std::int32_t change) {
+    const Change& c = changes_[idx(change)];
     const auto inputs = p_.inputs[c.op];
     const std::size_t base = p_.inputs.start[idx(c.op)];
     for (std::size_t k = 0; k < inputs.size(); ++k)
-        modify(inputs[k], event_of(c.slot, read_kind_[base + k]), c.add);
-    for (Id v : p_.outputs[c.op]) modify(v, event_of(c.slot, made), c.add);
+        modify(inputs[k], event_of(c.slot, read_kind_[base + k]), change, c.add);
+    for (Id v : p_.outputs[c.op]) modify(v, event_of(c.slot, made), change, c.add);
     // The step itself: an empty slot lies far below zero.
     const std::int64_t own = p_.workspace[idx(c.op)] + empty_offset;
     breaks_.push_back({c.slot, c.add ? own : -own});
@@ -56,7 +140,7 @@ bool Timeline::collect() {
     modifications_.clear();
     breaks_.clear();
     dead_.clear();
-    for (const Change& c : changes_) record(c);
+    for (std::size_t k = 0; k < changes_.size(); ++k) record(static_cast<std::int32_t>(k));
     for (const Touched& touched : touched_)
         if (!collect_value(touched)) return false;
     return true;
@@ -84,38 +168,54 @@ bool Timeline::collect_reads(const Touched& touched, std::span<const std::int32_
                              bool& valid) {
     const Id v = touched.value;
     if (held_[idx(v)]) return false;
-    std::int32_t last_change = 0, last_added = -1;
+    std::int32_t last_change = 0;
+    const Modification* last_added = nullptr;
     for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
         last_change = modifications_[idx(m)].event;
         if (is_made(last_change)) return false;
-        if (modifications_[idx(m)].add) last_added = last_change;
+        if (modifications_[idx(m)].add) last_added = &modifications_[idx(m)];
     }
     const std::size_t start = position(old, modifications_[idx(touched.first)].event);
     valid = start > 0;
     if (!valid) return true;  // read before it is made
-    std::size_t stop = start;
-    while (stop < old.size() && !is_made(old[stop])) ++stop;
+    std::size_t stop = old.size();
+    if (lists_[idx(v)].copies > 1) {
+        stop = start;
+        while (stop < old.size() && !is_made(old[stop])) ++stop;
+    }
     if (stop < old.size() ? old[stop] < last_change : target_[idx(v)] != 0) return false;
     // The last read that stays: from the back, skip those that go.
     std::size_t k = stop;
-    while (k > start && removed(touched, old[k - 1])) --k;
-    const std::int32_t before = old[stop - 1], after = std::max(old[k - 1], last_added);
+    const Modification *last_removed = nullptr, *gone = nullptr;
+    while (k > start && (gone = removed(touched, old[k - 1])) != nullptr) {
+        if (k == stop) last_removed = gone;
+        --k;
+    }
+    const std::int32_t before = old[stop - 1];
+    const bool is_added = last_added && last_added->event > old[k - 1];
+    const std::int32_t after = is_added ? last_added->event : old[k - 1];
     if (after == before) return true;
-    const Slot old_last = slot_of(before) - ((before & 3) == read_inplace);
-    const Slot new_last = slot_of(after) - ((after & 3) == read_inplace);
     if (is_made(after) && !p_.is_once(p_.producer_of(v)))
         dead_.push_back({p_.producer_of(v), slot_of(after), false});
-    if (old_last != new_last && p_.size_of(v) > 0) {
-        breaks_.push_back({old_last + 1, p_.size_of(v)});
-        breaks_.push_back({new_last + 1, -p_.size_of(v)});
-    }
+    break_after(before, last_removed, p_.size_of(v));
+    break_after(after, is_added ? last_added : nullptr, -p_.size_of(v));
     return true;
 }
 
-bool Timeline::removed(const Touched& touched, std::int32_t event) const {
+// A copy's last event was, or becomes, this one. The breaks of the changes come first, two for each.
+void Timeline::break_after(std::int32_t event, const Modification* made_by, std::int64_t size) {
+    const bool in_place = (event & 3) == read_inplace;
+    if (made_by && !in_place)
+        breaks_[2 * idx(made_by->change) + 1].change += size;
+    else
+        breaks_.push_back({slot_of(event) + !in_place, size});
+}
+
+const Timeline::Modification* Timeline::removed(const Touched& touched, std::int32_t event) const {
     for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next)
-        if (modifications_[idx(m)].event == event) return !modifications_[idx(m)].add;
-    return false;
+        if (modifications_[idx(m)].event == event)
+            return modifications_[idx(m)].add ? nullptr : &modifications_[idx(m)];
+    return nullptr;
 }
 
 // The part of a value's events that the move concerns, as it would be: from the copy before the
@@ -220,7 +320,7 @@ bool Timeline::dead_after(Id op, Slot t) {
 }
 
 void Timeline::build_segments() {
-    // A few dozen breaks, nearly in order.
+    // A dozen breaks, nearly in order.
     for (std::size_t i = 1; i < breaks_.size(); ++i) {
         const Break x = breaks_[i];
         std::size_t j = i;
@@ -241,41 +341,18 @@ void Timeline::build_segments() {
 void Timeline::measure() {
     build_segments();
     excess_change_ = soft_change_ = 0;
-    for (const Segment& s : segments_) measure_range(s.first, s.last, s.change);
+    if (shift_ > 0) return measure_in_units();
+    const MemoryView view{memory_.data(), pending_.data(), maximum_.data(), block_bits_};
+    sum_above(view, segments_, soft_line_, budget_, soft_change_, excess_change_);
 }
 
-void Timeline::measure_range(Slot first, Slot last, std::int64_t change) {
-    const std::int64_t gap = budget_ - soft_line_;
-    while (first <= last) {
-        const auto block = idx(first >> block_bits_);
-        const Slot stop = std::min(last, static_cast<Slot>((block + 1) << block_bits_) - 1);
-        const std::int64_t m = maximum_[block];
-        if (m > soft_line_ || m + change > soft_line_) {
-            const std::int64_t base = pending_[block] - soft_line_;
-            std::int64_t soft = 0, hard = 0;
-            if (shift_ > 0) {
-                for (Slot t = first; t <= stop; ++t) {
-                    const std::int64_t x = memory_[idx(t)] + pending_[block];
-                    soft += over(x + change, soft_line_) - over(x, soft_line_);
-                    hard += over(x + change, budget_) - over(x, budget_);
-                }
-            } else if (m > budget_ || m + change > budget_) {
-                for (Slot t = first; t <= stop; ++t) {
-                    const std::int64_t x = memory_[idx(t)] + base, y = x + change;
-                    soft += std::max<std::int64_t>(y, 0) - std::max<std::int64_t>(x, 0);
-                    hard += std::max<std::int64_t>(y, gap) - std::max<std::int64_t>(x, gap);
-                }
-            } else {
-                for (Slot t = first; t <= stop; ++t) {
-                    const std::int64_t x = memory_[idx(t)] + base;
-                    soft += std::max<std::int64_t>(x + change, 0) - std::max<std::int64_t>(x, 0);
-                }
-            }
-            soft_change_ += soft;
-            excess_change_ += hard;
+void Timeline::measure_in_units() {
+    for (const MemorySegment& s : segments_)
+        for (Slot t = s.first; t <= s.last; ++t) {
+            const std::int64_t before = memory_at(t), after = before + s.change;
+            soft_change_ += over(after, soft_line_) - over(before, soft_line_);
+            excess_change_ += over(after, budget_) - over(before, budget_);
         }
-        first = stop + 1;
-    }
 }
 
 }  // namespace rekindle

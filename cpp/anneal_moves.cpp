@@ -34,6 +34,7 @@ Moves::Kind Moves::choose() {
 
 bool Moves::propose(Kind kind) {
     line_.begin();
+    added_ = Timeline::none;
     switch (kind) {
         case shift: return propose_shift();
         case chain: return propose_chain();
@@ -265,6 +266,8 @@ bool Moves::remake(Id v, Slot before, Slot low) {
     Slot cursor = line_.free_before(at, low);
     if (cursor == Timeline::none) return false;
     line_.put(producer, cursor);
+    added_ = producer;
+    added_at_ = cursor;
     // Half the time alone; else with few, seldom with many others.
     int most = std::min(std::countl_zero(random_.next()), 5);
     most = most == 0 ? 0 : 1 << (most - 1);
@@ -292,7 +295,14 @@ bool Moves::propose_forget() {
     const auto repeated = line_.repeated();
     if (repeated.empty()) return false;
     const Id op = repeated[idx(random_.below(static_cast<std::int32_t>(repeated.size())))];
-    line_.take(line_.run_of(op, random_.below(line_.runs(op))));
+    const std::int32_t k = random_.below(line_.runs(op));
+    const Slot run = line_.run_of(op, k);
+    // What the first run makes is read before the second: there is nothing to read instead.
+    if (k == 0 && std::ranges::any_of(p_.outputs[op], [&](Id v) {
+            return line_.read_after(v, run) != Timeline::none;
+        }))
+        return false;
+    line_.take(run);
     return true;
 }
 

@@ -29,6 +29,9 @@ class Moves {
     Kind choose();
     // Fills the timeline's transaction; false if nothing could be proposed.
     bool propose(Kind kind);
+    // The run that the proposal adds so that a value need not wait for it, or none.
+    Id added() const { return added_; }
+    Slot added_at() const { return added_at_; }
 
    private:
     Slot random_step();
@@ -55,6 +58,8 @@ class Moves {
     const Problem& p_;
     Timeline& line_;
     Random& random_;
+    Id added_ = Timeline::none;
+    Slot added_at_ = Timeline::none;
     std::array<std::uint32_t, num_kinds> until_{};  // cumulative weights
 };
 

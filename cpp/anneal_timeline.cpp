@@ -60,7 +60,7 @@ void Timeline::load(std::span<const Id> schedule) {
     std::uint32_t at = 0;
     for (std::size_t v = 0; v < lists_.size(); ++v) {
         const std::uint32_t room = count[v] + std::max<std::uint32_t>(4, count[v] / 2);
-        lists_[v] = {at, 0, room};
+        lists_[v] = {at, 0, room, 0};
         at += room;
     }
     pool_.resize(at);
@@ -94,51 +94,6 @@ void Timeline::set_budget(std::int64_t budget) {
 
 void Timeline::set_soft(std::int64_t line) {
     soft_line_ = std::min(line, budget_);
-    count_excess();
-}
-
-void Timeline::count_excess() {
-    excess_ = soft_ = 0;
-    for (Slot t = 0; t < num_slots_; ++t)
-        if (op_at(t) >= 0) {
-            excess_ += over(memory_at(t), budget_);
-            soft_ += over(memory_at(t), soft_line_);
-        }
-}
-
-void Timeline::rebuild_memory() {
-    const std::size_t blocks = idx(num_slots_ >> block_bits_);
-    memory_.assign(idx(num_slots_), 0);
-    pending_.assign(blocks, 0);
-    maximum_.assign(blocks, 0);
-    weight_.clear();  // made anew below, where it is kept
-    std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
-    for (Id v = 0; v < p_.num_values(); ++v) {
-        const auto list = events(v);
-        if (list.empty()) continue;
-        intervals(v, list, true, new_intervals_, false);
-        for (std::size_t k = 0; k < new_intervals_.count; ++k) {
-            delta[idx(new_intervals_.room[k].first)] += p_.size_of(v);
-            delta[idx(new_intervals_.room[k].last) + 1] -= p_.size_of(v);
-        }
-    }
-    std::int64_t live = 0, largest = 0;
-    for (Slot t = 0; t < num_slots_; ++t) {
-        live += delta[idx(t)];
-        const Id op = op_at(t);
-        memory_[idx(t)] = live + (op >= 0 ? p_.workspace[idx(op)] : -empty_offset);
-        largest = std::max(largest, memory_[idx(t)]);
-    }
-    // The excess of all slots together stays below 2^62.
-    std::int64_t total = largest;
-    for (Id v = 0; v < p_.num_values(); ++v)
-        if (p_.producer_of(v) >= 0) total += p_.size_of(v);
-    shift_ = 0;
-    while (((total >> shift_) + 1) > (std::int64_t{1} << 61) / (std::int64_t{num_slots_} + 1))
-        ++shift_;
-    round_ = (std::int64_t{1} << shift_) - 1;
-    for (std::size_t b = 0; b < blocks; ++b) refresh_block(b);
-    if (unit_ > 0) rebuild_smooth();
     count_excess();
 }
 
@@ -193,6 +148,26 @@ bool Timeline::lives_at(Id v, Slot t) const {
     return k < list.size() ? !is_made(list[k]) : target_[idx(v)] != 0;
 }
 
+bool Timeline::may_gain(double wanted, Id op, Slot t, double soft_weight) const {
+    double gain = 0;
+    for (Id v : p_.outputs[op]) {
+        const std::int64_t size = p_.size_of(v);
+        for (Slot first = last_read_before(v, t) + 1; first < t;) {
+            const Slot block = first >> block_bits_;
+            const Slot stop = std::min(t, (block + 1) << block_bits_);
+            if (const std::int64_t most = maximum_[idx(block)]; most > soft_line_) {
+                const auto soft = static_cast<double>(std::min(size, most - soft_line_));
+                const auto hard = static_cast<double>(
+                    std::clamp<std::int64_t>(most - budget_, 0, size));
+                gain += static_cast<double>(stop - first) * (soft_weight * soft + hard);
+                if (gain >= wanted) return true;
+            }
+            first = stop;
+        }
+    }
+    return gain >= wanted;
+}
+
 int Timeline::num_reads(Id v, Slot t) const {
     const auto list = events(v);
     std::size_t k = position(list, event_of(t, 0)) + 1;
@@ -206,6 +181,7 @@ int Timeline::num_reads(Id v, Slot t) const {
 void Timeline::append_event(Id v, std::int32_t event) {
     List& list = lists_[idx(v)];
     pool_[list.at + list.length++] = event;
+    list.copies += is_made(event);
 }
 
 void Timeline::insert_event(Id v, std::int32_t event) {
@@ -222,6 +198,7 @@ void Timeline::insert_event(Id v, std::int32_t event) {
     std::copy_backward(base + k, base + list.length, base + list.length + 1);
     base[k] = event;
     ++list.length;
+    list.copies += is_made(event);
 }
 
 void Timeline::erase_event(Id v, std::int32_t event) {
@@ -230,6 +207,7 @@ void Timeline::erase_event(Id v, std::int32_t event) {
     std::int32_t* base = pool_.data() + list.at;
     std::copy(base + k + 1, base + list.length, base + k);
     --list.length;
+    list.copies -= is_made(event);
 }
 
 void Timeline::set_runs(Id op, std::int32_t change) {
@@ -272,6 +250,7 @@ void Timeline::abandon() {
 }
 
 void Timeline::commit() {
+    if (is_shift_) return commit_shift();
     for (const Touched& touched : touched_)
         for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
             const Modification& change = modifications_[idx(m)];
@@ -291,58 +270,23 @@ void Timeline::commit() {
     apply_memory(+1);
 }
 
-void Timeline::apply_memory(int sign) {
-    for (const Segment& s : segments_) add_range(s.first, s.last, sign * s.change);
-}
-
-void Timeline::add_range(Slot first, Slot last, std::int64_t change) {
-    const Slot size = 1 << block_bits_;
-    while (first <= last) {
-        const auto block = idx(first >> block_bits_);
-        const auto start = static_cast<Slot>(block << block_bits_);
-        const Slot stop = std::min(last, start + size - 1);
-        if (first == start && stop == start + size - 1) {
-            pending_[block] += change;
-            maximum_[block] += change;
-            if (unit_ > 0) weight_[block] *= std::exp2(static_cast<double>(change) / unit_);
-        } else {
-            for (Slot t = first; t <= stop; ++t) memory_[idx(t)] += change;
-            refresh_block(block);
+void Timeline::commit_shift() {
+    const Id op = changes_[0].op;
+    const Shifted* shifted = shifted_.data();
+    for (const auto& values : {p_.inputs[op], p_.outputs[op]})
+        for (Id v : values) {
+            std::int32_t* list = pool_.data() + lists_[idx(v)].at;
+            std::uint32_t k = shifted->from;
+            for (; k < shifted->to; ++k) list[k] = list[k + 1];
+            for (; k > shifted->to; --k) list[k] = list[k - 1];
+            list[k] = shifted->event;
+            ++shifted;
         }
-        first = stop + 1;
-    }
-}
-
-void Timeline::refresh_block(std::size_t block) {
-    const std::size_t first = block << block_bits_, stop = (block + 1) << block_bits_;
-    std::int64_t best = memory_[first];
-    for (std::size_t t = first + 1; t < stop; ++t) best = std::max(best, memory_[t]);
-    maximum_[block] = best + pending_[block];
-    if (unit_ > 0 && !weight_.empty()) {
-        double sum = 0;
-        const double base = static_cast<double>(pending_[block]) - smooth_base_;
-        for (std::size_t t = first; t < stop; ++t)
-            if (memory_[t] + pending_[block] >= 0)
-                sum += std::exp2((static_cast<double>(memory_[t]) + base) / unit_);
-        weight_[block] = sum;
-    }
-}
-
-void Timeline::smooth(double unit) {
-    unit_ = unit;
-    rebuild_smooth();
-}
-
-void Timeline::rebuild_smooth() {
-    smooth_base_ = static_cast<double>(peak());
-    weight_.assign(maximum_.size(), 0);
-    for (std::size_t b = 0; b < weight_.size(); ++b) refresh_block(b);
-}
-
-double Timeline::smooth_peak() const {
-    double sum = 0;
-    for (double w : weight_) sum += w;
-    return smooth_base_ + unit_ * std::log2(std::max(sum, 1e-300));
+    slots_[idx(changes_[0].slot)] = none;
+    slots_[idx(changes_[1].slot)] = op;
+    excess_ += excess_change_;
+    soft_ += soft_change_;
+    apply_memory(+1);
 }
 
 bool Timeline::consistent() const {

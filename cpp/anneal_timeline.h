@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "anneal_memory.h"
 #include "problem.h"
 
 namespace rekindle {
@@ -77,6 +78,9 @@ class Timeline {
     Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
     Slot free_after(Slot t, Slot high) const;  // the nearest empty slot in (t, high), or `none`
     std::int64_t cost_change() const { return cost_change_; }
+    // False: a further run of `op` at t gains less weighted excess than that, however soon what it
+    // makes is dropped before (`soft_weight`: of the excess above the soft line).
+    bool may_gain(double wanted, Id op, Slot t, double soft_weight) const;
 
     // False: some step would read what nothing has made. Runs that the move leaves without a reader
     // are removed with it, so the cost is known only now.
@@ -106,6 +110,7 @@ class Timeline {
     enum Kind : std::int32_t { made = 0, read = 1, read_inplace = 2, read_held = 3 };
     struct List {
         std::uint32_t at = 0, length = 0, room = 0;
+        std::uint32_t copies = 0;  // how many of the events are `made`; the first always is
     };
     struct Change {
         Id op;
@@ -119,6 +124,7 @@ class Timeline {
     struct Modification {
         std::int32_t event;
         std::int32_t next;
+        std::int32_t change;  // of which change it is a part
         bool add;
     };
     struct Interval {
@@ -132,9 +138,10 @@ class Timeline {
         Slot at;
         std::int64_t change;
     };
-    struct Segment {
-        Slot first, last;
-        std::int64_t change;
+    // Within one value's list, the event at `from` becomes `event` and stands at `to`.
+    struct Shifted {
+        std::uint32_t from, to;
+        std::int32_t event;
     };
 
     static std::int32_t event_of(Slot t, std::int32_t kind) { return (t << 2) | kind; }
@@ -147,12 +154,18 @@ class Timeline {
     void erase_event(Id v, std::int32_t event);
     void append_event(Id v, std::int32_t event);
 
-    void modify(Id v, std::int32_t event, bool add);
-    void record(const Change& change);
+    enum class Shift : std::uint8_t { simple, general, invalid };
+    Shift collect_shift();
+    Shift shift_made(Id v, Slot from, Slot to);
+    Shift shift_read(Id v, std::int32_t kind, Slot from, Slot to);
+    void commit_shift();
+    void modify(Id v, std::int32_t event, std::int32_t change, bool add);
+    void record(std::int32_t change);
     bool collect();
     bool collect_value(const Touched& touched);
     bool collect_reads(const Touched& touched, std::span<const std::int32_t> old, bool& valid);
-    bool removed(const Touched& touched, std::int32_t event) const;
+    const Modification* removed(const Touched& touched, std::int32_t event) const;
+    void break_after(std::int32_t event, const Modification* made_by, std::int64_t size);
     void merge(const Touched& touched, std::span<const std::int32_t> old, std::size_t& from,
                std::size_t& to);
     void intervals(Id v, std::span<const std::int32_t> list, bool tail, Intervals& out,
@@ -161,12 +174,13 @@ class Timeline {
     bool drop_dead();
     bool dead_after(Id op, Slot t);
     void build_segments();
-    void measure_range(Slot first, Slot last, std::int64_t change);
+    void measure_in_units();
     std::int64_t over(std::int64_t memory, std::int64_t line) const {
         return memory > line ? (memory - line + round_) >> shift_ : 0;
     }
-    void add_range(Slot first, Slot last, std::int64_t change);
+    void add_range(Slot first, Slot last, std::int64_t change, std::size_t& stale);
     void refresh_block(std::size_t block);
+    void refresh_weight(std::size_t block);
     void count_excess();
     void rebuild_memory();
     void rebuild_smooth();
@@ -198,6 +212,8 @@ class Timeline {
     double smooth_base_ = 0;
     std::vector<double> weight_;         // per block: sum of 2^((memory - base) / unit)
 
+    static constexpr std::size_t no_block = std::numeric_limits<std::size_t>::max();
+
     std::vector<Change> changes_;
     std::vector<Touched> touched_;
     std::vector<Modification> modifications_;
@@ -208,8 +224,10 @@ class Timeline {
     std::span<const std::int32_t> merged_;
     Intervals old_intervals_, new_intervals_;
     std::vector<Break> breaks_;
-    std::vector<Segment> segments_;
+    std::vector<MemorySegment> segments_;
     std::vector<Change> dead_;  // runs that lost their last reader
+    bool is_shift_ = false;     // the move is one step to another slot, and nothing else changes
+    std::vector<Shifted> shifted_;  // then: one per input, one per output of its op
     std::int64_t cost_change_ = 0, excess_change_ = 0, soft_change_ = 0;
 };
 
@@ -238,6 +256,10 @@ inline std::int64_t Timeline::memory_at(Slot t) const {
 
 inline Slot Timeline::made_before(Id v, Slot t) const {
     const auto list = events(v);
+    if (lists_[static_cast<std::size_t>(v)].copies == 1) {
+        const Slot only = slot_of(list[0]);
+        return only < t ? only : none;
+    }
     for (std::size_t k = position(list, event_of(t, 0)); k-- > 0;)
         if (is_made(list[k])) return slot_of(list[k]);
     return none;

@@ -8,6 +8,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "evict.h"
 #include "exact.h"
 #include "fillup.h"
+#include "order.h"
 #include "policy.h"
 #include "problem.h"
 #include "prune.h"
@@ -213,6 +215,27 @@ NB_MODULE(_native, m) {
         "Greedy rematerialization under a memory limit; (fits, schedule). Raises KeyboardInterrupt.");
 
     m.def(
+        "smallest_order",
+        [](const Problem& problem, const std::vector<Id>& start, std::int64_t budget,
+           std::size_t max_width, std::int64_t max_sets, double time_limit_s) {
+            const Trace trace = simulate(problem, start);
+            if (!trace.valid() || std::ranges::any_of(trace.runs, [](auto n) { return n != 1; }))
+                throw nb::value_error("smallest_order: the start must run every op once");
+            Control control;
+            limit(control, time_limit_s);
+            OrderFound found;
+            {
+                nb::gil_scoped_release release;
+                found = smallest_order(problem, start, {budget, max_width, max_sets}, control);
+            }
+            const bool interrupted = control.was_interrupted;
+            return std::tuple(std::move(found.order), found.at_least, found.sets, interrupted);
+        },
+        "problem"_a, "start"_a, "budget"_a, "max_width"_a, "max_sets"_a, "time_limit_s"_a,
+        "The order with the smallest peak found, every op once; (order, proven smallest peak, sets "
+        "of ops looked at, interrupted).");
+
+    m.def(
         "search_policy",
         [](const Problem& problem, std::vector<Id> order, std::vector<Id> classes,
            std::vector<double> weights, std::int64_t budget,
@@ -286,6 +309,7 @@ NB_MODULE(_native, m) {
         .def_ro("smallest_cost", &AnnealResult::smallest_cost)
         .def_ro("smallest_peak", &AnnealResult::smallest_peak)
         .def_ro("moves", &AnnealResult::moves)
+        .def_ro("judged", &AnnealResult::judged)
         .def_ro("accepted", &AnnealResult::accepted)
         .def_ro("seed", &AnnealResult::seed)
         .def_ro("by_move", &AnnealResult::by_move);

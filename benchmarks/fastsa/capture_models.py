@@ -94,6 +94,10 @@ def build(name: str) -> tuple[torch.nn.Module, tuple, dict]:
             return model.train(), (torch.empty(512, 3, 224, 224),), {}
         import transformers
 
+        # It looks into the tokens for padding and for packed sequences; there is neither, and on
+        # the meta device nothing to look at.
+        transformers.PreTrainedModel.warn_if_padding_and_no_attention_mask = lambda *_: None
+        transformers.masking_utils.find_packed_sequence_indices = lambda *_: None
         config = getattr(transformers, f"{full_name}Config")(**CONFIGS.get(name, {}))
         config.use_cache = False
         config.pad_token_id = 0

@@ -6,7 +6,13 @@ import pytest
 
 from rekindle import _native
 from rekindle.core import Schedule, keep_all, read_problem, simulate
-from rekindle.core.generate import random_problem, random_schedule, transformer, unet
+from rekindle.core.generate import (
+    random_layered,
+    random_problem,
+    random_schedule,
+    transformer,
+    unet,
+)
 from rekindle.solve.grouping import group_ops
 
 MOVES = 1000
@@ -45,6 +51,14 @@ def test_random_moves_on_training_graphs(make):
     start = list(keep_all(problem).ops)
     budget = simulate(problem, keep_all(problem)).peak // 2
     assert _native.check_moves(problem.native, start, budget, 3, 3 * MOVES) > MOVES
+
+
+def test_random_moves_on_a_long_line():
+    """Beyond a few thousand steps the blocks of the memory array are larger."""
+    problem = random_layered(6000)
+    start = list(keep_all(problem).ops)
+    budget = simulate(problem, keep_all(problem)).peak * 3 // 4
+    assert _native.check_moves(problem.native, start, budget, 5, MOVES) > MOVES // 10
 
 
 def test_excess_is_exact_for_huge_sizes():

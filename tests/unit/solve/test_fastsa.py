@@ -58,12 +58,21 @@ def test_not_worse_than_the_paper(name, percent, instances):
     assert overhead(problem, solution) <= PAPER[name][(90 - percent) // 10]
 
 
-@pytest.mark.parametrize(("name", "percent"), [("RL1", 79.43), ("RL2", 72.2)])
-def test_order_alone_reaches_the_papers_peaks(name, percent, instances):
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "peak"), [("RL1", 36_790), ("RL2", 105_170)])
+def test_order_alone_reaches_the_papers_peaks(name, peak, seed, instances):
+    """79.4 % (to the digit, 79.427) and 71.6 % of keep-all; the paper's are 79.4 and 72.2 %."""
     problem = read_problem(instances / f"{name}.json")
-    solution = run_solver(Reorder(), problem, int(keep_peak(problem) * percent / 100))
+    solution = run_solver(Reorder(), problem, peak, seed=seed)
     assert solution.status is Status.OPTIMAL
     assert simulate(problem, solution.schedule).runs == (1,) * len(problem.ops)
+
+
+def test_no_order_of_rl1_is_smaller(instances):
+    """36790 is the least that any order needs: a byte less is proven out of reach."""
+    solution = run_solver(Reorder(), read_problem(instances / "RL1.json"), 36_789)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.message.startswith("proven: ")
 
 
 def test_tiny_problems_against_brute_force():

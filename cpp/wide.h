@@ -1,0 +1,11 @@
+// Functions whose loops gain from wide registers: compiled several times, the best that the machine
+// has is chosen when the module is loaded. Whole numbers only, so that all give the same result.
+#pragma once
+
+// GCC names these levels since 12; Clang's own dispatch is left alone.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
+#define REKINDLE_WIDE \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
+#else
+#define REKINDLE_WIDE
+#endif
