@@ -21,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -204,12 +205,11 @@ def run_all(args: argparse.Namespace) -> None:
     waiting = missing_cases(args, read_records(args.out))
     print(f"{len(waiting)} cases to run", flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    folder = args.out.parent / "running"
-    folder.mkdir(exist_ok=True)
     free = sorted(os.sched_getaffinity(0))[: args.jobs]
     running: list[Running] = []
     try:
-        with args.out.open("a") as out:
+        with args.out.open("a") as out, tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
             while waiting or running:
                 now = time.monotonic()
                 for job in [r for r in running if now > deadline or r.ended(now)]:
@@ -233,8 +233,6 @@ def run_all(args: argparse.Namespace) -> None:
     finally:
         for job in running:
             job.kill()
-            job.path.unlink()
-        folder.rmdir()
 
 
 def next_case(

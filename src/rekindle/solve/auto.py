@@ -8,8 +8,11 @@ In this order, each step only where the one before left something to gain:
    is in memory or is made again; the cheapest choice under the budget is a minimum cut for each
    price of memory. Valid for every order, milliseconds at any size. `best_bound` picks the moments.
 4. A climb over eviction policies (`cpp/policy.cpp`): a greedy walk decodes a handful of weights,
-   shared by alike values, into a schedule. Fast at any size; it gives the annealer its start.
-5. Annealing (`cpp/anneal.cpp`) over the whole sequence, order and recomputations together, in
+   shared by alike values, into a schedule. Fast at any size.
+5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
+   what is kept across the loss, and that into a schedule. In a training step most of what there is
+   to decide is decided there.
+6. Annealing (`cpp/anneal.cpp`) over the whole sequence, order and recomputations together, in
    rounds: from the plain order, from the walk, and from the incumbent at lower temperatures, on all
    cores. Rounds get longer until the bound is met, two rounds bring nothing, or time is up.
 
@@ -135,6 +138,7 @@ class _Search:
             return
         self._bound()
         self._policies()
+        self._saves()
         self._anneal()
         if self.best is None:
             self._shrink()
@@ -175,10 +179,28 @@ class _Search:
         max_walks = max(8, min(2000, 400_000 // (len(order) + 1)))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            0.25 * self.left_s, self.threads,
+            0.1 * self.left_s, self.threads,
         )  # fmt: skip
         if ops:
             self.offer(ops, "eviction policies")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+
+    def _saves(self) -> None:
+        problem = self.problem
+        if self.done:
+            return
+        moment = problem.loss_op
+        if moment is None:
+            memory = simulate(problem, keep_all(problem)).memory
+            moment = max(range(len(memory)), key=memory.__getitem__)
+        found, _, ended = _native.search_saves(
+            problem.native, list(range(len(problem.ops))), moment, alike_values(problem),
+            self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)], 3000,
+            0.3 * self.left_s, self.threads,
+        )  # fmt: skip
+        for ops in found:
+            self.offer(ops, "save sets")
         if ended == "interrupt":
             raise KeyboardInterrupt
 
@@ -194,11 +216,11 @@ class _Search:
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05 or stalled >= 3:
                 return
-            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _ROUNDS[0]
+            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _ROUNDS[1]
             fits = int(rate * self.left_s / num_seeds)
             if fits < 1.6 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
-                kind = _ROUNDS[1] if self.best is not None else kind
+                kind = _ROUNDS[2] if self.best is not None else kind
             before = self.best[0] if self.best is not None else None
             spent, made = self._round(kind, round_, num_seeds, moves)
             rate = max(1e4, made / max(1e-3, spent))
@@ -256,7 +278,13 @@ class _Round:
     limit: float = 1.0  # of the budget
 
 
-_ROUNDS = (_Round(True, 50.0), _Round(False, 0.3), _Round(True, 50.0, 0.98), _Round(False, 3.0))
+_ROUNDS = (
+    _Round(False, 0.05),
+    _Round(True, 50.0),
+    _Round(False, 0.3),
+    _Round(True, 50.0, 0.98),
+    _Round(False, 3.0),
+)
 
 
 def alike_values(problem: Problem) -> list[int]:
