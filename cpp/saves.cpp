@@ -24,7 +24,8 @@ constexpr double nothing = std::numeric_limits<double>::infinity();
 // The numbers that are searched over.
 struct Point {
     std::vector<double> price;  // per value: logarithm of the price of a byte, over the first price
-    double limit_factor = 1;    // of the budget, for the greedy walk
+    // For the greedy walk, where the set alone does not fit: of the budget, and its policy.
+    double limit_factor = 1, cost_power = 1, wait_power = 1;
 };
 
 class Climb {
@@ -51,23 +52,28 @@ class Climb {
         double base = 0;
         for (std::int64_t cost : p_.cost) base += static_cast<double>(cost);
         int since_better = 0;
+        bool elsewhere = false;  // a climb from a start at random, so far worse than the best
         while (!ended()) {
             Point next = current;
             change(next);
             const double cost = evaluate(next);
             // A small tolerance lets the climb cross plateaus and shallow valleys.
             const double tolerance = 0.0005 * base * random_.unit() * random_.unit();
+            const bool better = cost < current_cost;
             if (cost <= current_cost + (current_cost < nothing ? tolerance : 0.0)) {
                 current = std::move(next);
                 current_cost = cost;
             }
-            if (cost < best_cost) {
-                best_cost = cost;
+            since_better = better ? 0 : since_better + 1;
+            if (current_cost < best_cost) {
+                best_cost = current_cost;
                 best = current;
-                since_better = 0;
-            } else if (++since_better > 150) {
-                current = best;
-                current_cost = best_cost;
+                elsewhere = false;
+            }
+            if (since_better > 150) {
+                elsewhere = !elsewhere;
+                current = elsewhere ? random_point() : best;
+                current_cost = elsewhere ? evaluate(current) : best_cost;
                 since_better = 0;
             }
         }
@@ -97,6 +103,16 @@ class Climb {
         return best;
     }
 
+    Point random_point() {
+        Point point;
+        const double level = 2.5 * random_.unit(), slope = random_.normal();
+        for (double place : place_) point.price.push_back(level + slope * (place - 0.5));
+        point.cost_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 2.5);
+        point.wait_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 3.0);
+        for (int k = 0; k < 6; ++k) change(point);
+        return point;
+    }
+
     void change(Point& point) {
         const double kind = random_.unit();
         if (kind < 0.2) {
@@ -113,6 +129,10 @@ class Climb {
         } else if (kind < 0.55) {
             const double factor = point.limit_factor + 0.02 * random_.normal();
             point.limit_factor = std::clamp(factor, 0.8, 1.0);
+        } else if (kind < 0.6) {
+            point.cost_power = std::clamp(point.cost_power + 0.3 * random_.normal(), 0.0, 2.5);
+        } else if (kind < 0.65) {
+            point.wait_power = std::clamp(point.wait_power + 0.3 * random_.normal(), 0.0, 3.0);
         } else {
             const Id count = 1 + random_.below(3);
             for (Id k = 0; k < count; ++k) {
@@ -133,22 +153,25 @@ class Climb {
         moment_.cut(keep_cost_, control_, host_);
         if (control_.expired(host_)) return nothing;
         const std::vector<Id> kept = moment_.kept();
-        std::uint64_t key = static_cast<std::uint64_t>(point.limit_factor * 1e6);
-        for (Id v : kept) key = (key ^ static_cast<std::uint64_t>(v)) * 0x9e3779b97f4a7c15ULL + 1;
+        std::uint64_t key = 0;
+        auto mix = [&key](std::uint64_t x) { key = (key ^ x) * 0x9e3779b97f4a7c15ULL + (key >> 29); };
+        for (double x : {point.limit_factor, point.cost_power, point.wait_power})
+            mix(static_cast<std::uint64_t>(x * 1e6) + 1);
+        for (Id v : kept) mix(static_cast<std::uint64_t>(v) + 1);
         const auto [entry, is_new] = known_.try_emplace(key, nothing);
         if (!is_new) return entry->second;
-        return entry->second = cost_of(kept, point.limit_factor);
+        return entry->second = cost_of(kept, point);
     }
 
-    double cost_of(std::span<const Id> kept, double limit_factor) {
+    double cost_of(std::span<const Id> kept, const Point& point) {
         std::vector<Id> ops = schedule_of_saves(p_, search_.order, search_.moment, kept);
         const auto budget = static_cast<std::uint64_t>(search_.budget);
         if (simulate(p_, ops).peak > budget) {
             EvictWalk walk(p_, ops);
-            const auto limit =
-                static_cast<std::int64_t>(static_cast<double>(search_.budget) * limit_factor);
-            Eviction result =
-                walk.run(limit, EvictPolicy{}, 4 * ops.size() + 1000, control_, host_);
+            const auto limit = static_cast<std::int64_t>(static_cast<double>(search_.budget) *
+                                                         point.limit_factor);
+            const EvictPolicy policy{point.cost_power, point.wait_power, {}};
+            Eviction result = walk.run(limit, policy, 4 * ops.size() + 1000, control_, host_);
             if (!result.fits) return nothing;
             ops = std::move(result.schedule);
         }

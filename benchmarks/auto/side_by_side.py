@@ -180,6 +180,8 @@ def missing_cases(args: argparse.Namespace, records: list[Record]) -> list[Case]
     """What is not there yet, row by row, the quick `auto` after the long ones of its row."""
     done: dict[tuple[str, float, str], float] = {}
     for r in records:
+        if r.get("status") == "CRASHED":
+            continue
         key = (r["problem"], r["budget"], r["solver"])
         # Refused, proven or given up early: more time would change nothing.
         enough = "refused" in r or (
