@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.solve.auto import Auto
-from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.base import Solver, run_solver, without_dead_ops
 from rekindle.solve.smallest import min_budget
 
 
@@ -39,7 +39,8 @@ def pareto(
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)
-    points = [_point(problem, plain)]
+    least = sum(op.cost for op in without_dead_ops(problem)[0].ops)  # each runs at least once
+    points = [_point(problem, plain, least)]
     lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
     points.append(lowest)
     before: Schedule = lowest.schedule
