@@ -40,6 +40,7 @@ from rekindle.solve.smallest import small_peaks
 @dataclass(frozen=True, slots=True)
 class Auto:
     max_rounds: int = 21
+    effort: float = 1.0  # scales the tries and moves of each step
     gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
     threads: int = 0  # 0: all cores
 
@@ -178,7 +179,7 @@ class _Search:
         problem = self.problem
         order = list(range(len(problem.ops)))
         seeds = [self.seed * 1000 + k for k in range(self.threads)]
-        max_walks = max(8, min(2000, 400_000 // (len(order) + 1)))
+        max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(order) + 1))))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
             0.1 * self.left_s, self.threads,
@@ -198,8 +199,8 @@ class _Search:
             moment = max(range(len(memory)), key=memory.__getitem__)
         found, _, ended = _native.search_saves(
             problem.native, list(range(len(problem.ops))), moment, alike_values(problem),
-            self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)], 3000,
-            0.3 * self.left_s, self.threads,
+            self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)],
+            max(20, int(3000 * self.options.effort)), 0.3 * self.left_s, self.threads,
         )  # fmt: skip
         for ops in found:
             self.offer(ops, "save sets")
@@ -212,7 +213,7 @@ class _Search:
         num_ops = len(self.problem.ops)
         # Small problems are full of traps and cheap to try: more seeds.
         num_seeds = self.threads * (4 if num_ops <= 150 else 2 if num_ops <= 500 else 1)
-        moves = max(60_000, 2000 * num_ops)
+        moves = max(1000, int(self.options.effort * max(60_000, 2000 * num_ops)))
         rate = 2e5 * self.threads  # moves a second; measured as we go
         stalled = 0
         for round_ in range(self.options.max_rounds):
