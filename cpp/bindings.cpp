@@ -24,6 +24,8 @@
 #include "policy.h"
 #include "problem.h"
 #include "prune.h"
+#include "rebuild.h"
+#include "saves.h"
 #include "simulate.h"
 
 namespace nb = nanobind;
@@ -274,6 +276,67 @@ NB_MODULE(_native, m) {
         "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a,
         "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept). "
         "Raises KeyboardInterrupt.");
+
+    m.def(
+        "rebuild",
+        [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
+           const std::vector<std::uint64_t>& seeds, std::int64_t max_tries, double time_limit_s,
+           int num_threads) {
+            if (starts.empty()) throw nb::value_error("a start is needed");
+            for (const auto& start : starts) {
+                const Trace trace = simulate(problem, start);
+                if (!trace.valid() || budget < 0 || trace.peak > static_cast<std::uint64_t>(budget))
+                    throw nb::value_error("starts must be valid and within the budget");
+            }
+            Control control;
+            limit(control, time_limit_s);
+            std::vector<Rebuilt> found;
+            {
+                nb::gil_scoped_release release;
+                found = rebuild(problem, starts, budget, seeds, max_tries, num_threads, control);
+            }
+            std::vector<std::vector<Id>> schedules;
+            std::int64_t tries = 0;
+            for (Rebuilt& one : found) {
+                tries += one.tries;
+                if (!one.schedule.empty()) schedules.push_back(std::move(one.schedule));
+            }
+            return std::tuple(std::move(schedules), tries, ended_by(control));
+        },
+        "problem"_a, "starts"_a, "budget"_a, "seeds"_a, "max_tries"_a, "time_limit_s"_a,
+        "num_threads"_a = 1,
+        "Large-neighbourhood search from schedules within the budget, one search per seed; (the "
+        "best of each, tries made, what ended it early or \"\").");
+
+    m.def(
+        "search_saves",
+        [](const Problem& problem, std::vector<Id> order, Id moment, std::vector<Id> classes,
+           std::int64_t budget, const std::vector<std::uint64_t>& seeds, std::int64_t max_tries,
+           double time_limit_s, int num_threads) {
+            Control control;
+            limit(control, time_limit_s);
+            const auto num_ops = static_cast<std::size_t>(problem.num_ops());
+            if (moment < 0 || static_cast<std::size_t>(moment) >= num_ops || order.size() != num_ops)
+                throw nb::value_error("an order of all ops and one of them are needed");
+            std::vector<SavesFound> found;
+            {
+                nb::gil_scoped_release release;
+                found = search_saves(
+                    problem, {std::move(order), moment, std::move(classes), budget, max_tries},
+                    seeds, num_threads, control);
+            }
+            std::vector<std::vector<Id>> schedules;
+            std::int64_t tries = 0;
+            for (SavesFound& one : found) {
+                tries += one.tries;
+                if (!one.schedule.empty()) schedules.push_back(std::move(one.schedule));
+            }
+            return std::tuple(std::move(schedules), tries, ended_by(control));
+        },
+        "problem"_a, "order"_a, "moment"_a, "classes"_a, "budget"_a, "seeds"_a, "max_tries"_a,
+        "time_limit_s"_a, "num_threads"_a = 1,
+        "Climb over what is kept across the first run of the op `moment`, one climb per seed; (the "
+        "best schedule of each that found one, tries made, what ended it early or \"\").");
 
     m.def("exact_bits", &exact_bits, "problem"_a);
     m.def(

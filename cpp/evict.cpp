@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "simulate.h"
 
@@ -13,6 +14,8 @@ namespace {
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 constexpr std::uint8_t held = 2;  // a fixed value whose newest copy is the caller's
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+// Where an order runs an op again, what it made before is not wanted beyond that step.
+constexpr std::size_t made_again = std::size_t{1} << 63;
 
 }  // namespace
 
@@ -20,20 +23,29 @@ EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
     : p(problem), order_(order) {
     const auto num_values = idx(p.num_values());
     use_start_.assign(num_values + 1, 0);
-    for (Id i : order_)
+    std::vector<std::uint8_t> made(num_values, 0);
+    for (Id i : order_) {
         for (Id v : p.inputs[i]) ++use_start_[idx(v) + 1];
+        for (Id v : p.outputs[i])
+            if (std::exchange(made[idx(v)], 1)) ++use_start_[idx(v) + 1];
+    }
     for (std::size_t v = 0; v < num_values; ++v) use_start_[v + 1] += use_start_[v];
     uses_.resize(use_start_.back());
     auto fill = use_start_;
-    for (std::size_t t = 0; t < order_.size(); ++t)
+    std::fill(made.begin(), made.end(), 0);
+    for (std::size_t t = 0; t < order_.size(); ++t) {
         for (Id v : p.inputs[order_[t]]) uses_[fill[idx(v)]++] = t;
+        for (Id v : p.outputs[order_[t]])
+            if (std::exchange(made[idx(v)], 1)) uses_[fill[idx(v)]++] = t | made_again;
+    }
     is_target_.assign(num_values, 0);
     for (Id v : p.targets) is_target_[idx(v)] = 1;
 
     // Until when v may be wanted, directly or to bring back what is made from it.
     last_need_.assign(num_values, 0);
     for (std::size_t v = 0; v < num_values; ++v) {
-        if (use_start_[v] < use_start_[v + 1]) last_need_[v] = uses_[use_start_[v + 1] - 1];
+        if (use_start_[v] < use_start_[v + 1])
+            last_need_[v] = uses_[use_start_[v + 1] - 1] & ~made_again;
         if (is_target_[v]) last_need_[v] = order_.size();
     }
     for (std::size_t t = order_.size(); t-- > 0;) {
@@ -152,10 +164,10 @@ void EvictWalk::execute(Id op) {
 std::size_t EvictWalk::next_use(Id v, std::size_t after) {
     auto& k = next_use_[idx(v)];
     const std::size_t end = use_start_[idx(v) + 1];
-    while (k < end && uses_[k] < now_) ++k;
+    while (k < end && (uses_[k] & ~made_again) < now_) ++k;
     std::size_t use = k;
-    while (use < end && uses_[use] < after) ++use;
-    if (use < end) return uses_[use];
+    while (use < end && (uses_[use] & ~made_again) < after) ++use;
+    if (use < end) return uses_[use] & made_again ? never : uses_[use];
     return is_target_[idx(v)] ? order_.size() : never;
 }
 

@@ -27,7 +27,8 @@ struct Eviction {
     std::vector<Id> schedule;   // without dead runs
 };
 
-// One order of one problem, prepared for many walks. Not for several threads at once.
+// One order of one problem, prepared for many walks. An order may run ops again: then the walk does
+// so too, and what an op made before is not kept until there. Not for several threads at once.
 class EvictWalk {
    public:
     EvictWalk(const Problem& problem, std::span<const Id> order);

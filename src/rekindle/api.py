@@ -18,6 +18,7 @@ from rekindle.core import (
     Solution,
     Status,
     check_schedule,
+    gap_sentence,
     keep_all,
     parse_budget,
     simulate,
@@ -77,6 +78,11 @@ class Plan:
         if not self.keep_all_cost_ns:
             return 0.0
         return self.cost_ns / self.keep_all_cost_ns - 1
+
+    @property
+    def gap(self) -> str:
+        """How far from the cheapest schedule this one can be, in a sentence."""
+        return gap_sentence(self.cost_ns, self.bound)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; `Plan.load` reads it."""

@@ -158,6 +158,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "keep_all_cost": found.keep_all_cost_ns,
                 "budget": found.budget_bytes,
                 "bound": found.bound,
+                "gap": found.gap,
                 "num_recomputed": trace.num_recomputed,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
@@ -171,7 +172,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         f"{problem.name}: {show.size(problem, found.keep_all_peak_bytes)} -> "
         f"{show.size(problem, found.peak_bytes)} (budget "
         f"{show.size(problem, found.budget_bytes or 0)}), {100 * found.overhead:+.1f} % time, "
-        f"{trace.num_recomputed} ops run again; {found.solver}, {found.status.value}"
+        f"{trace.num_recomputed} ops run again; {found.solver}, {found.gap}"
     )
     print(
         f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "

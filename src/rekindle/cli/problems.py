@@ -15,6 +15,7 @@ from rekindle.core import (
     Solution,
     Status,
     Trace,
+    gap_sentence,
     keep_all,
     parse_budget,
     read_problem,
@@ -134,6 +135,7 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
                         "cost": point.cost,
                         "overhead": show.overhead(point.cost, base.cost),
                         "bound": point.bound,
+                        "gap": gap_sentence(point.cost, point.bound),
                         "ops": list(point.schedule.ops),
                     }
                     for point in curve
@@ -147,10 +149,11 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
             percent_of(point.peak, base.peak),
             f"{100 * show.overhead(point.cost, base.cost):+.2f} %",
             "" if point.bound is None else f"{100 * show.overhead(point.bound, base.cost):+.2f} %",
+            gap_sentence(point.cost, point.bound),
         )
         for point in reversed(curve)
     ]
-    print(show.table(("peak", "of keep-all", "extra time", "proven at least"), rows))
+    print(show.table(("peak", "of keep-all", "extra time", "proven at least", ""), rows))
     return ExitCode.DONE
 
 
@@ -216,6 +219,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "cost": trace and trace.cost,
         "overhead": trace and show.overhead(trace.cost, base.cost),
         "bound": solution.bound,
+        "gap": trace and gap_sentence(trace.cost, solution.bound),
         "keep_all_peak": base.peak,
         "keep_all_cost": base.cost,
         "num_recomputed": trace and trace.num_recomputed,
@@ -260,6 +264,7 @@ def _solve_text(
         )
         if record["bound"] is not None:
             lines.append(f"bound     {show.cost(problem, record['bound'])}: no schedule costs less")
+        lines.append(f"          {record['gap']}")
         if arguments.output is not None:
             lines.append(f"written   {arguments.output}")
     lines.extend(f"note      {note}" for note in solution.notes)

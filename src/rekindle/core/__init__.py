@@ -15,7 +15,7 @@ from rekindle.core.files import (
 from rekindle.core.problem import Op, Phase, Problem, Value
 from rekindle.core.schedule import Schedule, keep_all
 from rekindle.core.simulate import Trace, simulate
-from rekindle.core.solution import Solution, Status
+from rekindle.core.solution import Solution, Status, gap_sentence
 
 __all__ = [
     "Op",
@@ -28,6 +28,7 @@ __all__ = [
     "Value",
     "check_problem",
     "check_schedule",
+    "gap_sentence",
     "keep_all",
     "parse_budget",
     "problem_hash",

@@ -1,5 +1,6 @@
 """`Solution`: what a solver answers. Peak and cost come from `simulate`, never from the solver."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +19,26 @@ class Status(Enum):
     @property
     def has_schedule(self) -> bool:
         return self in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+def gap_sentence(cost: int, bound: int | None) -> str:
+    """How far a schedule of that cost can be from the cheapest, given a proven lower bound: the one
+    sentence that every report uses."""
+    if bound is None:
+        return "how far from optimal is not known"
+    if cost <= bound:
+        return "proven optimal"
+    if bound > 0 and cost <= 1.05 * bound:
+        return f"within {_percent(cost / bound - 1)} of optimal"
+    return (
+        f"no schedule is more than {_percent(1 - bound / cost)} cheaper; that any is, is unproven"
+    )
+
+
+def _percent(share: float) -> str:
+    """Two digits that count, rounded up: a proof must not promise too much."""
+    digits = 2 if share < 0.01 else 1 if share < 0.1 else 0
+    return f"{math.ceil(share * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
 @dataclass(frozen=True, slots=True)

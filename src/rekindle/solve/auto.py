@@ -8,10 +8,15 @@ In this order, each step only where the one before left something to gain:
    is in memory or is made again; the cheapest choice under the budget is a minimum cut for each
    price of memory. Valid for every order, milliseconds at any size. `best_bound` picks the moments.
 4. A climb over eviction policies (`cpp/policy.cpp`): a greedy walk decodes a handful of weights,
-   shared by alike values, into a schedule. Fast at any size; it gives the annealer its start.
-5. Annealing (`cpp/anneal.cpp`) over the whole sequence, order and recomputations together, in
-   rounds: from the plain order, from the walk, and from the incumbent at lower temperatures, on all
-   cores. Rounds get longer until the bound is met, two rounds bring nothing, or time is up.
+   shared by alike values, into a schedule. Fast at any size.
+5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
+   what is kept across the loss, and that into a schedule. In a training step most of what there is
+   to decide is decided there.
+6. Rounds on all cores, longer and longer, until the bound is met, a full turn of them brings
+   nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence, order and
+   recomputations together, from the incumbent when cold and from the plain order when hot; and
+   large neighbourhoods (`cpp/rebuild.cpp`): the recomputations of a part of the schedule are taken
+   out and put back otherwise.
 
 Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
 many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
@@ -34,7 +39,8 @@ from rekindle.solve.smallest import small_peaks
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    max_rounds: int = 12
+    max_rounds: int = 21
+    effort: float = 1.0  # scales the tries and moves of each step
     gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
     threads: int = 0  # 0: all cores
 
@@ -135,7 +141,8 @@ class _Search:
             return
         self._bound()
         self._policies()
-        self._anneal()
+        self._saves()
+        self._improve()
         if self.best is None:
             self._shrink()
         if self.done:
@@ -172,45 +179,66 @@ class _Search:
         problem = self.problem
         order = list(range(len(problem.ops)))
         seeds = [self.seed * 1000 + k for k in range(self.threads)]
-        max_walks = max(8, min(2000, 400_000 // (len(order) + 1)))
+        max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(order) + 1))))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            0.25 * self.left_s, self.threads,
+            0.1 * self.left_s, self.threads,
         )  # fmt: skip
         if ops:
             self.offer(ops, "eviction policies")
         if ended == "interrupt":
             raise KeyboardInterrupt
 
-    def _anneal(self) -> None:
-        """Rounds of annealing, longer and longer: from afresh, from the incumbent, and from afresh
-        under a tighter limit (a tighter limit sometimes leads to a cheaper schedule)."""
+    def _saves(self) -> None:
+        problem = self.problem
+        if self.done:
+            return
+        moment = problem.loss_op
+        if moment is None:
+            memory = simulate(problem, keep_all(problem)).memory
+            moment = max(range(len(memory)), key=memory.__getitem__)
+        found, _, ended = _native.search_saves(
+            problem.native, list(range(len(problem.ops))), moment, alike_values(problem),
+            self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)],
+            max(20, int(3000 * self.options.effort)), 0.3 * self.left_s, self.threads,
+        )  # fmt: skip
+        for ops in found:
+            self.offer(ops, "save sets")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+
+    def _improve(self) -> None:
+        """Rounds of improvement, longer and longer, until the bound is met, a full turn of them
+        brings nothing, or time is up."""
         num_ops = len(self.problem.ops)
         # Small problems are full of traps and cheap to try: more seeds.
         num_seeds = self.threads * (4 if num_ops <= 150 else 2 if num_ops <= 500 else 1)
-        moves = max(60_000, 2000 * num_ops)
+        moves = max(1000, int(self.options.effort * max(60_000, 2000 * num_ops)))
         rate = 2e5 * self.threads  # moves a second; measured as we go
         stalled = 0
         for round_ in range(self.options.max_rounds):
-            if self.done or self.left_s <= 0.05 or stalled >= 3:
+            if self.done or self.left_s <= 0.05 or stalled >= len(_ROUNDS):
                 return
-            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _ROUNDS[0]
+            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _AFRESH
             fits = int(rate * self.left_s / num_seeds)
             if fits < 1.6 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
-                kind = _ROUNDS[1] if self.best is not None else kind
+                kind = _COLD if self.best is not None else kind
             before = self.best[0] if self.best is not None else None
-            spent, made = self._round(kind, round_, num_seeds, moves)
-            rate = max(1e4, made / max(1e-3, spent))
+            if kind.rebuild:
+                self._rebuild(round_, moves // MOVES_OF_A_TRY)
+            else:
+                spent, made = self._anneal(kind, round_, num_seeds, moves)
+                rate = max(1e4, made / max(1e-3, spent))
             after = self.best[0] if self.best is not None else None
             gained = after is not None and (
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if round_ >= 2:
-                moves *= 2
+            if (round_ + 1) % len(_ROUNDS) == 0:
+                moves *= 4
 
-    def _round(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
+    def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
         """One call of the annealer; the seconds it took and the moves it made."""
         plain = list(keep_all(self.problem).ops)
         incumbent = list(self.best[2].ops) if self.best is not None else plain
@@ -227,6 +255,18 @@ class _Search:
         if ended == "interrupt":
             raise KeyboardInterrupt
         return time.monotonic() - begun, sum(r.moves for r in results)
+
+    def _rebuild(self, round_: int, tries: int) -> None:
+        assert self.best is not None
+        found, _, ended = _native.rebuild(
+            self.problem.native, [list(self.best[2].ops)], self.budget,
+            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(self.threads)],
+            tries, 0.5 * self.left_s, self.threads,
+        )  # fmt: skip
+        for ops in found:
+            self.offer(ops, "rebuilding")
+        if ended == "interrupt":
+            raise KeyboardInterrupt
 
     def _shrink(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
@@ -251,12 +291,23 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    afresh: bool  # half of the seeds start from the plain order, not from the incumbent
-    hot: float  # temperature, in mean op costs
-    limit: float = 1.0  # of the budget
+    hot: float = 0.0  # temperature of annealing, in mean op costs
+    afresh: bool = False  # half of the seeds start from the plain order, not from the incumbent
+    limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
+    rebuild: bool = False
 
 
-_ROUNDS = (_Round(True, 50.0), _Round(False, 0.3), _Round(True, 50.0, 0.98), _Round(False, 3.0))
+MOVES_OF_A_TRY = 800  # the moves of annealing that take as long as one try of rebuilding
+_COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
+_ROUNDS = (
+    _COLD,
+    _Round(rebuild=True),
+    _AFRESH,
+    _Round(0.3),
+    _Round(rebuild=True),
+    _Round(50.0, afresh=True, limit=0.98),
+    _Round(3.0),
+)
 
 
 def alike_values(problem: Problem) -> list[int]:

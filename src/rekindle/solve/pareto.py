@@ -3,15 +3,24 @@
 Budgets are spread evenly between the smallest peak found and keep-all's. They are solved from the
 smallest up, each starting from the schedule of the one below, which fits it too. At the end only
 the schedules stay that no other beats in both peak and cost: less memory never costs less.
+
+`Ladder` gives the same promise to calls that know nothing of each other: its rungs depend on the
+problem alone, and an answer is the last of a chain of searches from the lowest rung up to the one
+at or below the budget, each starting from the one below. The chain of a smaller budget is the
+beginning of that of a larger one, so a smaller budget never gives a cheaper schedule. That holds
+as long as no clock ends a search (`Auto` ends by itself after `max_rounds`); `auto` alone, and any
+search that a time limit ends, finds what it finds, and two budgets close to each other may come
+out the wrong way round by what such a search leaves to gain.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from rekindle.core import Problem, Schedule, keep_all, simulate
+from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.auto import Auto
-from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.base import Solver, answer, run_solver, trivial_floor, without_dead_ops
 from rekindle.solve.smallest import min_budget
 
 
@@ -39,7 +48,8 @@ def pareto(
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)
-    points = [_point(problem, plain)]
+    least = sum(op.cost for op in without_dead_ops(problem)[0].ops)  # each runs at least once
+    points = [_point(problem, plain, least)]
     lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
     points.append(lowest)
     before: Schedule = lowest.schedule
@@ -62,6 +72,60 @@ def pareto(
         if solution.stopped_by == "interrupt":
             break
     return envelope(points)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """A solver whose answers never cost less for a smaller budget, at the price of a search per
+    rung, and of the memory between the budget and the rung below it."""
+
+    solver: Solver = field(default_factory=Auto)
+    rungs: int = 16  # between the smallest budget that is not hopeless by inspection and keep-all
+
+    name: ClassVar[str] = "ladder"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem: Problem) -> str | None:
+        return self.solver.accepts(problem)
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        deadline = time.monotonic() + time_limit_s
+        plain = keep_all(problem)
+        low, high = trivial_floor(problem), simulate(problem, plain).peak
+        found: Schedule | None = None  # a warm start of the caller's would end the promise
+        ended: set[str] = set()
+        last: Solution | None = None
+        steps = {low + (high - low) * k // self.rungs for k in range(self.rungs + 1)}
+        below = sorted(rung for rung in steps if rung <= budget)
+        for k, rung in enumerate(below):
+            left = max(0.0, deadline - time.monotonic()) / (len(below) - k)
+            last = self.solver.solve(problem, rung, time_limit_s=left, seed=seed, warm_start=found)
+            found = last.schedule or found
+            ended.add(last.stopped_by)
+            if last.stopped_by == "interrupt":
+                break
+        candidates = [s.ops for s in (found, last.smallest if last else None, plain) if s]
+        clock = ended & {"time limit", "interrupt"}
+        stopped_by = min(clock) if clock else (last.stopped_by if last else "proof")
+        # The bound of the rung is for a smaller budget than the one asked for.
+        return answer(
+            problem,
+            budget,
+            candidates,
+            solver=self.name,
+            bound=last.bound if last is not None and below[-1] == budget else None,
+            stopped_by=stopped_by,
+            notes=last.notes if last is not None else (),
+        )
 
 
 def envelope(points: Sequence[Point]) -> tuple[Point, ...]:

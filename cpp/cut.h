@@ -1,0 +1,65 @@
+// The network of one moment: what is asked for after the first run of an op, and how it may be had.
+//
+// A value that a descendant of the op needs and that is not the op's own is kept, or its producer
+// runs again, and then needs its own inputs. With a cost for keeping each value the cheapest choice
+// is a minimum cut. bound.h proves lower bounds with it, saves.h makes schedules.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "control.h"
+#include "problem.h"
+
+namespace rekindle {
+
+// Maximum flow by Dinic's algorithm with whole capacities.
+class Flow {
+   public:
+    static constexpr std::int64_t infinite = std::int64_t{1} << 61;
+
+    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1) {}
+    void clear();
+    void edge(std::int32_t from, std::int32_t to, std::int64_t capacity);
+    std::int64_t run(std::int32_t source, std::int32_t sink, Control& control, bool host);
+    // After run: whether the node is on the source's side of the minimum cut.
+    bool reached(std::int32_t node) const { return level_[static_cast<std::size_t>(node)] >= 0; }
+
+   private:
+    struct Edge {
+        std::int32_t to, next;
+        std::int64_t capacity;
+    };
+    bool levels(std::int32_t source, std::int32_t sink);
+    std::int64_t augment(std::int32_t source, std::int32_t sink);
+
+    std::vector<std::int32_t> head_, next_, level_, queue_, path_;
+    std::vector<Edge> edges_;
+};
+
+class Moment {
+   public:
+    Moment(const Problem& problem, Id op);
+
+    std::int64_t own() const { return own_; }  // what the op itself has in memory
+    double total_cost() const { return total_cost_; }
+    double total_size() const { return total_size_; }
+
+    // The least sum of what is made again and of keep_cost[v] over the values that are kept, never
+    // above the truth. Where the control expires, it is nothing.
+    double cut(std::span<const double> keep_cost, Control& control, bool host = true);
+    std::vector<Id> kept() const;  // by the last cut
+
+   private:
+    const Problem& p_;
+    std::vector<std::uint8_t> before_;  // per op: an ancestor
+    Flow flow_;
+    std::vector<Id> values_;  // the first num_needed_ are asked for by descendants themselves
+    std::size_t num_needed_ = 0;
+    std::vector<std::int32_t> value_node_, op_node_;
+    std::int64_t own_ = 0;
+    double total_cost_ = 0, total_size_ = 0, scale_ = 1, dear_ = 0;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,64 @@
+"""Less memory never costs less, in calls that know nothing of each other."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_graphs import training_graph
+
+from rekindle.core import Problem, keep_all, simulate
+from rekindle.core.generate import random_problem
+from rekindle.core.solution import Status
+from rekindle.solve.auto import Auto
+from rekindle.solve.base import run_solver, without_dead_ops
+from rekindle.solve.pareto import Ladder
+
+SHARES = (0.4, 0.5, 0.6, 0.7, 0.71, 0.8, 0.9, 1.0)
+
+
+def costs(solver: Auto | Ladder, problem: Problem, seed: int = 0) -> list[int]:
+    """Of the budgets that are met, from the smallest up; once met, a budget stays met."""
+    problem, _ = without_dead_ops(problem)
+    base = simulate(problem, keep_all(problem))
+    found: list[int] = []
+    for share in SHARES:
+        budget = int(share * base.peak)
+        solution = run_solver(solver, problem, budget, time_limit_s=120.0, seed=seed)
+        assert solution.stopped_by not in ("time limit", "interrupt")
+        if solution.schedule is None:
+            assert not found
+            assert solution.status is Status.INFEASIBLE
+            continue
+        trace = simulate(problem, solution.schedule)
+        assert trace.peak <= budget
+        assert trace.cost >= (solution.bound or 0)
+        found.append(trace.cost)
+    assert found[-1] == base.cost
+    return found
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 10**6), st.integers(3, 16))
+def test_the_ladder_on_training_graphs(seed: int, num_layers: int) -> None:
+    solver = Ladder(Auto(max_rounds=2, effort=0.02, threads=1), rungs=6)
+    falling = costs(solver, training_graph(seed, num_layers, extras=False), seed % 3)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 10**6), st.integers(4, 24))
+def test_the_ladder_on_any_graphs(seed: int, num_ops: int) -> None:
+    solver = Ladder(Auto(max_rounds=2, effort=0.02, threads=1), rungs=6)
+    falling = costs(solver, random_problem(seed, num_ops=num_ops), seed % 3)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_auto_alone_on_random_problems(seed: int) -> None:
+    problem = (
+        training_graph(seed, 4 + seed) if seed % 2 else random_problem(seed, num_ops=10 + seed)
+    )
+    falling = costs(Auto(), problem)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
