@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from models import FACTORIES, SMALL
+from models import FACTORIES, FURTHER, SMALL
 
 from rekindle.capture import analyse, capture
 from rekindle.core import Problem, write_problem
@@ -40,14 +40,14 @@ def without_gradients(problem: Problem) -> Problem:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=PROBLEMS)
-    parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL])
+    parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL, *FURTHER])
     parser.add_argument("--device", default=str(HERE / "p100.toml"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     description = load_device(options.device)
     for name in dict.fromkeys(options.names):
         with torch.device("meta"):
-            model, args = {**SMALL, **FACTORIES}[name]()
+            model, args = {**SMALL, **FURTHER, **FACTORIES}[name]()
         joint = capture(model, args, {})
         profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
         problem = formulate(analyse(joint), profile, name)

@@ -365,3 +365,4 @@ SMALL: dict[str, Callable[[], Sample]] = {
     "Mixer": FACTORIES["Mixer"],
     "GPT-5": lambda: gpt(5),
 }
+FURTHER: dict[str, Callable[[], Sample]] = {"GPT-12": lambda: gpt(12)}  # of Rockmate's Fig. 12
