@@ -28,7 +28,7 @@ from rekindle.solve.rockmate import ByCheckmate, Rockmate
 
 HERE = Path(__file__).parent
 PROBLEMS = HERE.parents[1] / "build" / "hiremate"
-SHARES = (0.85, 0.7, 0.55, 0.4)
+SHARES = (0.8, 0.6, 0.4)
 HILP = HiRemate(whole=(), max_flat=0)
 
 
@@ -97,7 +97,7 @@ def load(model: str) -> Problem:
 
 def sizes() -> Iterator[Point]:
     """Fig. 4: encoder-decoder transformers of growing depth at 60 % of the memory."""
-    for layers in (1, 2, 3, 4, 6):
+    for layers in (1, 2, 3, 4):
         for name in ("hiremate", "rockmate", "twremat", "checkmate", "moccasin"):
             if name in ("checkmate", "moccasin") and layers > 2:
                 continue  # nothing within the limit
@@ -131,9 +131,9 @@ def depths() -> Iterator[Point]:
 
 
 def alphas() -> Iterator[Point]:
-    for model in ("UNet, 32 x 256", "Transformer 2-2, 32 x 200", "Mixer 64"):
+    for model in ("UNet, 32 x 256", "Transformer 2-2, 32 x 200"):
         for alpha in (0.0, 0.5, 1.0, 2.0):
-            for share in (0.8, 0.65, 0.5):
+            for share in (0.8, 0.6):
                 partitioner = HPartition(alpha=alpha)
                 solver = replace(HILP, partitioner=partitioner)
                 yield Point("fig10", model, f"alpha {alpha:g}", share, model, share, solver)

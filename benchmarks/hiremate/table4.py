@@ -92,8 +92,8 @@ def measure(
 def table(rows: dict[str, dict]) -> str:
     lines = [
         "HiRemate's Table 4 beside ours: memory and time in % of plain, at the paper's memory. "
-        "Costs are the roofline estimates of `p100.toml`. Parameter gradients are not counted, as in the "
-        "paper (see `table4.py`). CPU seconds are those of both cores; wall seconds are of a "
+        "Costs are the roofline estimates of `p100.toml`. Parameter gradients are not counted, as "
+        "in the paper (see `table4.py`). CPU seconds are of both cores, wall seconds of a "
         "machine that was busy with other work.",
         "",
         "| model | ops (forward) | chain blocks, kinds | levels, groups, distinct, largest (paper) "

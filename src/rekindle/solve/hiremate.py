@@ -48,6 +48,8 @@ from rekindle.solve.progress import Progress, report
 from rekindle.solve.tree import Recipe, Tree, top_level
 from rekindle.solve.whole import WholeMethod, whole_by_rotor, whole_by_twremat
 
+POLISH_MOVES_PER_OP = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class HiRemate:
@@ -60,6 +62,7 @@ class HiRemate:
     whole: tuple[WholeMethod, ...] = (whole_by_twremat, whole_by_rotor)  # beside H-ILP at the top
     top_time_s: float = 15.0  # per program at the top
     max_flat: int = 26  # a graph of so few layers is solved without a hierarchy too
+    polish_moves: int = 500_000  # of annealing from the best schedules, at most
     threads: int = 0  # 0: all cores
 
     name: ClassVar[str] = "hiremate"
@@ -74,8 +77,12 @@ class HiRemate:
             max_options=self.max_options,
             ilp_time_s=self.ilp_time_s,
             rel_gap=self.rel_gap,
-            num_workers=self.threads or num_cores(),
+            num_workers=self.num_workers,
         )
+
+    @property
+    def num_workers(self) -> int:
+        return self.threads or num_cores()
 
     def accepts(self, problem: Problem) -> str | None:
         return reason_without_phases(problem)
@@ -147,6 +154,7 @@ class _Top:
         if group.depth > 1 and len(layers.layers) <= self.options.max_flat:
             flat = tree.children([Group((j,)) for j in range(len(layers.layers))])
             self.solve_top(top_level(problem, flat))
+        self.polish()
         self.limited(tree.cut_short or self.left_s() == 0)
 
     def limited(self, by_time: bool) -> None:
@@ -184,6 +192,40 @@ class _Top:
                 continue
             plan = answer
             self.take(self.lower(level, plan))
+
+    def polish(self) -> None:
+        """A little annealing, too cold to leave what was found: single runs of the best schedules
+        are moved and dropped, and what is slightly above the budget is brought below it."""
+        moves = min(self.options.polish_moves, POLISH_MOVES_PER_OP * len(self.problem.ops))
+        starts = self.best(self.budget, 2) + self.best(int(1.1 * self.budget), 2)
+        starts = list(dict.fromkeys(starts))
+        if not starts or not moves or self.left_s() == 0:
+            return
+        results, ended = _native.anneal(
+            self.problem.native,
+            starts,
+            self.budget,
+            _native.Objective.area,
+            seeds=[self.seed * 1000 + k for k in range(len(starts))],
+            max_moves=moves,
+            time_limit_s=0.5 * self.left_s(),
+            num_threads=self.options.num_workers,
+            hot=0.3,
+        )
+        for result in results:
+            self.add(result.best if result.within else result.smallest)
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+        self.limited(ended == "time limit")
+
+    def best(self, limit: int, count: int) -> list[tuple[int, ...]]:
+        """The cheapest schedules found whose peak is within the limit."""
+        ranked = []
+        for ops in dict.fromkeys(map(tuple, self.found)):
+            trace = run_native(self.problem, Schedule(ops))
+            if trace.peak <= limit:
+                ranked.append((sum(self.problem.ops[i].cost for i in ops), ops))
+        return [ops for _, ops in sorted(ranked)[:count]]
 
     def lower(self, level: Level, plan: Plan) -> list[int]:
         forward, backward = lower_plan(level, plan)
