@@ -66,14 +66,14 @@ def models() -> dict[str, Callable[[], tuple]]:
 
     made: dict[str, Callable[[], tuple]] = {
         "Mixer 64": lambda: (Mixer(), (torch.randn(64, 3, 256, 256),)),
-        "GPT-12": lambda: gpt(12),
+        "GPT-5": lambda: gpt(5),
         "ResNet-34 64": lambda: resnet34(64),
     }
-    for layers in (1, 2, 3, 4, 6):
+    for layers in (1, 2, 3, 4):
         made[f"Transformer {layers}-{layers}, 32 x 200"] = lambda n=layers: transformer(n)
     for batch, length in ((16, 200), (64, 200), (64, 100), (64, 300)):
-        name = f"Transformer 2-2, {batch} x {length}"
-        made[name] = lambda b=batch, n=length: transformer(2, b, n)
+        name = f"Transformer 1-1, {batch} x {length}"
+        made[name] = lambda b=batch, n=length: transformer(1, b, n)
     for batch, size in ((16, 256), (32, 256), (64, 256), (64, 128), (64, 192)):
         made[f"UNet, {batch} x {size}"] = lambda b=batch, s=size: unet(b, s)
     return made
@@ -99,7 +99,7 @@ def sizes() -> Iterator[Point]:
     """Fig. 4: encoder-decoder transformers of growing depth at 60 % of the memory."""
     for layers in (1, 2, 3, 4):
         for name in ("hiremate", "rockmate", "twremat", "checkmate", "moccasin"):
-            if name in ("checkmate", "moccasin") and layers > 2:
+            if name in ("checkmate", "moccasin") and layers > 1:
                 continue  # nothing within the limit
             yield Point(
                 "fig4",
@@ -120,10 +120,10 @@ def depths() -> Iterator[Point]:
         for share in (0.6, 0.45):
             yield Point(
                 "fig6",
-                "transformer 6-6",
+                "transformer 3-3",
                 f"{share:.0%} of the memory",
                 max_group,
-                "Transformer 6-6, 32 x 200",
+                "Transformer 3-3, 32 x 200",
                 share,
                 replace(HILP, partitioner=partitioner),
                 time_limit_s=120.0,
@@ -131,7 +131,7 @@ def depths() -> Iterator[Point]:
 
 
 def alphas() -> Iterator[Point]:
-    for model in ("UNet, 32 x 256", "Transformer 2-2, 32 x 200"):
+    for model in ("UNet, 32 x 256", "Transformer 1-1, 32 x 200"):
         for alpha in (0.0, 0.5, 1.0, 2.0):
             for share in (0.8, 0.6):
                 partitioner = HPartition(alpha=alpha)
@@ -153,15 +153,15 @@ def inputs(figure: str, *names: str) -> Callable[[], Iterator[Point]]:
 
 def grids() -> Iterator[Point]:
     """Rockmate's Fig. 4: the number of (M_peak, M_save) budgets."""
-    for model in ("GPT-12", "ResNet-34 64"):
-        for count in (3, 5, 10, 20, 30):
+    for model in ("GPT-5", "ResNet-34 64"):
+        for count in (3, 5, 10, 20):
             makers = (ByTWRemat(1, 1), ByCheckmate(count, count, time_per_program_s=1.0))
             solver = Rockmate(makers=makers)
             yield Point("rockmate4", model, "50 % of the memory", count, model, 0.5, solver)
 
 
-TRANSFORMERS = [f"Transformer 2-2, {batch} x 200" for batch in (16, 32, 64)]
-LENGTHS = [f"Transformer 2-2, 64 x {length}" for length in (100, 200, 300)]
+TRANSFORMERS = [f"Transformer 1-1, {batch} x 200" for batch in (16, 32, 64)]
+LENGTHS = [f"Transformer 1-1, 64 x {length}" for length in (100, 200, 300)]
 FIGURES: dict[str, Figure] = {
     "fig4": Figure("HiRemate Fig. 4: graph size", "layers", sizes, also="wall_s"),
     "fig6": Figure("HiRemate Fig. 6: depth", "largest group", depths, also="levels"),
