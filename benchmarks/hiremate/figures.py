@@ -115,8 +115,8 @@ def sizes() -> Iterator[Point]:
 
 def depths() -> Iterator[Point]:
     """Fig. 6: smaller groups make a deeper hierarchy."""
-    for max_group in (12, 8, 5, 3, 2):
-        partitioner = HPartition(max_top=max(8, max_group), max_group=max_group)
+    for max_group in (8, 6, 4, 3, 2):
+        partitioner = HPartition(max_top=8, max_group=max_group)
         for share in (0.6, 0.45):
             yield Point(
                 "fig6",

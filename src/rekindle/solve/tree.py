@@ -15,7 +15,7 @@ from rekindle.core import Problem, keep_all, simulate
 from rekindle.partition.base import Group, Layers
 from rekindle.partition.repeated import Form, Part, cut_part
 from rekindle.solve.hilp import LevelModel
-from rekindle.solve.level import Child, Level, lower_plan
+from rekindle.solve.level import Child, Level, Plan, lower_plan
 from rekindle.solve.makers import keep_everything, kept_by_all
 from rekindle.solve.options import Option, OptionMaker, bare, measure, select
 from rekindle.solve.parallel import run_all
@@ -92,7 +92,7 @@ class Tree:
         for maker in self.options.makers:
             options += maker(part, 0.2 * self.left_s())
         options += self.by_hilp(part, children)
-        return select(options, self.options.max_options)
+        return select(options or keep_everything(part, 0.0), self.options.max_options)
 
     def by_hilp(self, part: Part, children: tuple[Child, ...]) -> list[Option]:
         ids = part.values
@@ -111,22 +111,35 @@ class Tree:
         if not budgets or self.left_s() == 0:
             return []
         model = LevelModel(level, min(peak for peak, _ in budgets), corrections=False)
-        for peak, save in budgets:
+        plans: list[tuple[int, int, Plan]] = []
+        for peak, save in sorted(budgets):
             limit = min(self.options.ilp_time_s, 0.2 * self.left_s())
             if limit <= 0:
                 break
             self.num_programs += 1
             plan, _ = model.solve(
-                peak, save, time_limit_s=limit, rel_gap=self.options.rel_gap, seed=self.seed
+                peak,
+                save,
+                time_limit_s=limit,
+                rel_gap=self.options.rel_gap,
+                seed=self.seed,
+                start=_within(plans, peak, save),
             )
             if model.stopped and limit < self.options.ilp_time_s:
                 self.cut_short = True
             if plan is not None:
+                plans.append((peak, save, plan))
                 forward, backward = lower_plan(level, plan)
                 found.append(
                     measure(part, [local[i] for i in forward], [local[i] for i in backward])
                 )
         return found
+
+
+def _within(plans: Iterable[tuple[int, int, Plan]], peak: int, save: int) -> Plan | None:
+    """The cheapest plan for budgets that are no larger: the start for these."""
+    fitting = [plan for p, s, plan in plans if p <= peak and s <= save]
+    return min(fitting, key=lambda plan: plan.cost, default=None)
 
 
 def _made_by(children: Iterable[Child]) -> set[int]:
