@@ -253,12 +253,29 @@ def plot(name: str, rows: list[dict]) -> None:
     pyplot.close(canvas)
 
 
+def in_words(rows: list[dict]) -> str:
+    """Fig. 6 as a sentence: how much a deeper hierarchy costs."""
+    parts = []
+    for line in dict.fromkeys(row["line"] for row in rows):
+        here = [row for row in rows if row["line"] == line and row["overhead"] is not None]
+        first = here[0]
+        worst = max(here, key=lambda row: row["overhead"])
+        parts.append(
+            f"at {line} {first['overhead']:.2f} % with {first['levels']} levels, at worst "
+            f"{worst['overhead']:.2f} % with {worst['levels']}"
+        )
+    levels = [row["levels"] for row in rows]
+    return f"From {min(levels)} to {max(levels)} levels, overhead by H-ILP: {'; '.join(parts)}."
+
+
 def write_page(rows: dict[str, dict]) -> None:
     lines = ["# Figures", "", "Made by `figures.py` from `figures.json`.", ""]
     for name, figure in FIGURES.items():
         count = sum(row["figure"] == name for row in rows.values())
         if count:
             lines += [f"## {figure.title}", f"![{name}]({name}.svg) ({count} solves)", ""]
+        if count and figure.also == "levels":
+            lines += [in_words([row for row in rows.values() if row["figure"] == name]), ""]
     (HERE / "figures" / "README.md").write_text("\n".join(lines))
 
 
