@@ -157,25 +157,26 @@ def grids() -> Iterator[Point]:
             yield Point("rockmate4", model, "50 % of the memory", count, model, 0.5, solver)
 
 
+MEMORY = "memory, of plain"
 TRANSFORMERS = [f"Transformer 1-1, {batch} x 200" for batch in (16, 32, 64)]
 LENGTHS = [f"Transformer 1-1, 64 x {length}" for length in (100, 200, 300)]
 FIGURES: dict[str, Figure] = {
     "fig4": Figure("HiRemate Fig. 4: graph size", "layers", sizes, also="wall_s"),
     "fig6": Figure("HiRemate Fig. 6: depth", "largest group", depths, also="levels"),
-    "fig10": Figure("HiRemate Fig. 10: alpha", "memory", alphas),
-    "fig11": Figure("HiRemate Fig. 11: batch", "memory", inputs("fig11", *TRANSFORMERS)),
-    "fig12": Figure("HiRemate Fig. 12: length", "memory", inputs("fig12", *LENGTHS)),
+    "fig10": Figure("HiRemate Fig. 10: alpha", MEMORY, alphas),
+    "fig11": Figure("HiRemate Fig. 11: batch", MEMORY, inputs("fig11", *TRANSFORMERS)),
+    "fig12": Figure("HiRemate Fig. 12: length", MEMORY, inputs("fig12", *LENGTHS)),
     "fig13": Figure(
         "HiRemate Fig. 13: batch",
-        "memory",
+        MEMORY,
         inputs("fig13", *(f"UNet, {batch} x 256" for batch in (16, 32, 64))),
     ),
     "fig14": Figure(
         "HiRemate Fig. 14: resolution",
-        "memory",
+        MEMORY,
         inputs("fig14", *(f"UNet, 64 x {size}" for size in (128, 192, 256))),
     ),
-    "fig15": Figure("HiRemate Fig. 15: MLP-Mixer", "memory", inputs("fig15", "Mixer 64")),
+    "fig15": Figure("HiRemate Fig. 15: MLP-Mixer", MEMORY, inputs("fig15", "Mixer 64")),
     "rockmate4": Figure("Rockmate Fig. 4: number of budgets", "budgets", grids, also="wall_s"),
 }
 
