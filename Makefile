@@ -26,7 +26,9 @@ endif
 # What runs without a GPU; benchmarks/gpu and benchmarks/prediction say how they are run on one.
 BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fastsa/table1.py \
   benchmarks/rotor/run.py benchmarks/staged/figures.py benchmarks/hiremate/partition_speed.py \
-  benchmarks/hiremate/depth.py benchmarks/hiremate/against_optimum.py \
+  benchmarks/hiremate/against_optimum.py benchmarks/hiremate/capture.py \
+  benchmarks/hiremate/structure.py benchmarks/hiremate/threads.py benchmarks/hiremate/table3.py \
+  benchmarks/hiremate/table4.py benchmarks/hiremate/figures.py \
   benchmarks/overhead/keep_all.py benchmarks/auto/table.py
 
 .PHONY: demo test check format bench native clean

@@ -1,7 +1,7 @@
-"""hiremate beside the optimum of `checkmate` where it can be proven: generated training graphs, and
-the small models of HiRemate's Table 3 where their captures are given.
+"""hiremate beside the optimum of `checkmate` on generated training graphs, small enough for a proof
+of most. The models of HiRemate's Table 3 are in `table3.py`.
 
-    python benchmarks/hiremate/against_optimum.py [PROBLEM_DIR] [--time-limit 60]
+    python benchmarks/hiremate/against_optimum.py [--time-limit 60]
 
 Writes `against_optimum.json` beside this file: overheads in %, and checkmate's proven bound.
 """
@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
+from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.core.generate import chain, transformer, unet
 from rekindle.solve import run_solver
 from rekindle.solve.checkmate import Checkmate
@@ -18,7 +18,6 @@ from rekindle.solve.hiremate import HiRemate
 
 HERE = Path(__file__).parent
 SHARES = (0.9, 0.8, 0.7, 0.6)
-TABLE_3 = ("ResNet-34", "UNet", "Transformer 2-2", "Mixer", "GPT-5")
 
 
 def generated() -> list[Problem]:
@@ -59,16 +58,10 @@ def compare(problem: Problem, share: float, time_limit_s: float) -> dict[str, ob
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("problems", nargs="?", type=Path)
     parser.add_argument("--time-limit", type=float, default=60.0)
     options = parser.parse_args()
-    problems = generated()
-    if options.problems is not None:
-        for name in TABLE_3:
-            path = options.problems / f"{name.replace(' ', '_')}.paper.json"
-            problems.append(read_problem(path))
     rows = []
-    for problem in problems:
+    for problem in generated():
         for share in SHARES:
             rows.append(compare(problem, share, options.time_limit))
             print(rows[-1], flush=True)

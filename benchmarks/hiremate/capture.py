@@ -7,11 +7,12 @@ end in `.paper.json`; the others count them, as the product does.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from models import FACTORIES, SMALL
+from models import FACTORIES, FURTHER, SMALL, Sample
 
 from rekindle.capture import analyse, capture
 from rekindle.core import Problem, write_problem
@@ -37,20 +38,25 @@ def without_gradients(problem: Problem) -> Problem:
     )
 
 
+def capture_model(factory: Callable[[], Sample], name: str, device: str) -> Problem:
+    with torch.device("meta"):
+        model, args = factory()
+    joint = capture(model, args, {})
+    description = load_device(device)
+    profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
+    return formulate(analyse(joint), profile, name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=PROBLEMS)
-    parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL])
+    parser.add_argument("names", nargs="*", default=[*FACTORIES, *SMALL, *FURTHER])
     parser.add_argument("--device", default=str(HERE / "p100.toml"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    description = load_device(options.device)
     for name in dict.fromkeys(options.names):
-        with torch.device("meta"):
-            model, args = {**SMALL, **FACTORIES}[name]()
-        joint = capture(model, args, {})
-        profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
-        problem = formulate(analyse(joint), profile, name)
+        factory = {**SMALL, **FURTHER, **FACTORIES}[name]
+        problem = capture_model(factory, name, options.device)
         stem = options.out / name.replace(" ", "_")
         write_problem(f"{stem}.json", problem)
         write_problem(f"{stem}.paper.json", without_gradients(problem))

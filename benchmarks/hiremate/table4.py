@@ -4,6 +4,11 @@
 
 DIR is what `capture.py` wrote. Writes `table4.json` and `table4.md` beside this file.
 Planning time is without capture and profile; the paper's includes both.
+
+The gradients of parameters have size 0 here, as in the paper: its values are those of the nodes of
+the forward graph, their gradients and what autograd saves beside them (Rockmate, A.6; HiRemate,
+B.1), and a parameter is no node. They stay from the backward to the optimizer's step whatever the
+schedule, and its budgets are for activations. `rekindle.plan` does count them.
 """
 
 import argparse
@@ -86,6 +91,11 @@ def measure(
 
 def table(rows: dict[str, dict]) -> str:
     lines = [
+        "HiRemate's Table 4 beside ours: memory and time in % of plain, at the paper's memory. "
+        "Costs are the roofline estimates of `p100.toml`. Parameter gradients are not counted, as "
+        "in the paper (see `table4.py`). CPU seconds are of both cores, wall seconds of a "
+        "machine that was busy with other work.",
+        "",
         "| model | ops (forward) | chain blocks, kinds | levels, groups, distinct, largest (paper) "
         "| memory % | time %, "
         "paper | time %, hiremate | time %, rockmate | planning, paper | planning, CPU s (wall) |",

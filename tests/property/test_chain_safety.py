@@ -29,8 +29,9 @@ def assert_safe(problem):
     ]
     top = whole + max(peaks)
     before = simulate_prelude(problem, chain)
+    exact = NUM_SLOTS - len(chain) - 1  # each size that is added up may take a part of a slot more
     for rule in RULES:
-        program = solve_chain(chain, -(-max(top, 1) // NUM_SLOTS), NUM_SLOTS, rule)
+        program = solve_chain(chain, -(-max(top, 1) // exact), NUM_SLOTS, rule)
         assert program.feasible(NUM_SLOTS)
         for slots in range(NUM_SLOTS + 1):
             sequence = program.sequence(slots)

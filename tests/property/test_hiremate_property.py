@@ -1,6 +1,8 @@
 """hiremate, rockmate and their parts on random training graphs with skips, several inputs, shared
 parameters, workspaces, second outputs, run-once and in-place ops."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_graphs import cheapest, training_graph
@@ -12,11 +14,12 @@ from rekindle.partition.repeated import cut_part
 from rekindle.solve import run_solver
 from rekindle.solve.base import without_dead_ops
 from rekindle.solve.hilp import LevelModel
-from rekindle.solve.hiremate import HiRemate, Tree, top_level
+from rekindle.solve.hiremate import HiRemate
 from rekindle.solve.level import Child, lower_plan
-from rekindle.solve.makers import ByTWRemat, keep_everything
+from rekindle.solve.makers import ByFastSA, ByRotor, ByTWRemat, keep_everything
 from rekindle.solve.options import bare, measure
 from rekindle.solve.rockmate import Rockmate
+from rekindle.solve.tree import Tree, top_level
 
 SEEDS = st.integers(0, 10**6)
 QUICK = HiRemate(
@@ -25,6 +28,10 @@ QUICK = HiRemate(
     ilp_budgets=((1.0, 0.5),),
     ilp_time_s=1.0,
     top_time_s=2.0,
+)
+# Makers that reorder, and cut chains, on parts of any size.
+MANY = replace(
+    QUICK, makers=(keep_everything, ByRotor(2, 2, min_blocks=2), ByFastSA(2, 2, 50, 2)), whole=()
 )
 
 
@@ -96,7 +103,8 @@ def test_parts_are_problems_and_their_options_measure_as_they_run(seed, num_laye
     end = data.draw(st.integers(first + 1, len(layers.layers)))
     part = cut_part(problem, layers, range(first, end))
     check_problem(part.problem)
-    for option in (*keep_everything(part, 1.0), *ByTWRemat(2, 2)(part, 1.0)):
+    makers = (keep_everything, ByTWRemat(2, 2), ByRotor(2, 2, min_blocks=2), ByFastSA(2, 2, 50, 2))
+    for option in (option for maker in makers for option in maker(part, 1.0)):
         loss = part.problem.loss_op
         schedule = Schedule((*option.forward, loss, *option.backward))
         trace = simulate(part.problem, schedule)
@@ -115,8 +123,8 @@ def test_a_plan_costs_and_needs_what_the_program_believes(seed, num_layers, shar
     problem, _ = without_dead_ops(training_graph(seed, num_layers))
     layers = read_layers(problem)
     groups = [Group((j,)) for j in range(len(layers.layers))]
-    tree = Tree(QUICK, problem, layers, 0, float("inf"))
-    level = top_level(problem, tuple(tree.child(g) for g in groups))
+    tree = Tree(QUICK.recipe, problem, layers, 0, float("inf"))
+    level = top_level(problem, tree.children(groups))
     budget = int(simulate(problem, keep_all(problem)).peak * share)
     plan, _ = LevelModel(level, budget).solve(budget, time_limit_s=5.0, rel_gap=0.0)
     if plan is None:
@@ -130,12 +138,13 @@ def test_a_plan_costs_and_needs_what_the_program_believes(seed, num_layers, shar
 
 
 @settings(max_examples=25, deadline=None)
-@given(SEEDS, st.integers(1, 14), st.floats(0.3, 1.0))
-def test_hiremate_is_valid_within_budget_and_repeatable(seed, num_layers, share):
+@given(SEEDS, st.integers(1, 14), st.floats(0.3, 1.0), st.sampled_from((QUICK, MANY)))
+def test_hiremate_is_valid_and_within_budget(seed, num_layers, share, solver):
     problem = training_graph(seed, num_layers)
     plain = simulate(problem, keep_all(problem))
     budget = int(plain.peak * share)
-    solution = run_solver(QUICK, problem, budget, time_limit_s=20)
+    solution = run_solver(solver, problem, budget, time_limit_s=20)
+    assert solution.status is not Status.ERROR
     if solution.schedule is None:
         assert solution.status is Status.INFEASIBLE
         return

@@ -94,12 +94,13 @@ class _Rows:
         self.stays = self.once_made | {v for i in self.forward for v in self.makes(i)} & outputs
         self.block_of: dict[int, int] = {}
         self.separator: dict[int, int] = {}  # value -> the block whose output it is
+        self.side: set[int] = set()  # ops that need no gradient
 
     def makes(self, op_id: int) -> tuple[int, ...]:
         return self.problem.ops[op_id].outputs
 
     def find(self, max_blocks: int | None) -> Rows:
-        side = self._side()
+        self.side = side = self._side()
         order = self._order(side)
         num_blocks = self._cut(order)
         self._place_leaves(order, side)
@@ -133,7 +134,9 @@ class _Rows:
         read: set[int] = set()
         for i in self.forward:
             before = {producer[v] for v in ops[i].inputs} - {-1} - side
-            depth[i] = 1 + max((depth[k] for k in before), default=0)
+            # What has no size only orders ops (the random ones among themselves): it is no way.
+            lead = {producer[v] for v in ops[i].inputs if self.problem.values[v].size} & before
+            depth[i] = 1 + max((depth[k] for k in lead), default=0)
             needs[i] = sorted(before, key=lambda k: (depth[k], k))  # the last one is taken first
             read |= before
         if self.loss is not None:
@@ -232,6 +235,8 @@ class _Rows:
         those between a leaf of the forward and the inside of an earlier one."""
         joined = [False] * num_blocks  # whether block k is one with block k + 1
         reach = list(range(num_blocks))
+        if num_blocks > 1 and self._starts_twice():
+            reach[0] = 1
         for i in (*self.forward, *self.backward):
             here = self.block_of[i]
             for v in self.problem.ops[i].inputs:
@@ -249,6 +254,22 @@ class _Rows:
             far = max(far, reach[k])
             joined[k] = far > k
         return self._join(joined)
+
+    def _starts_twice(self) -> bool:
+        """Whether the chain's first op is one of several that begin it side by side (embeddings of
+        tokens and of positions): none of them comes before the others."""
+        values = self.problem.values
+        of_chain = [i for i in self.forward if i not in self.side]
+        starts = [
+            i
+            for i in of_chain
+            if all(
+                self.producer[v] < 0 or self.producer[v] in self.side or not values[v].size
+                for v in self.problem.ops[i].inputs
+            )
+        ]
+        first = [i for i in of_chain if self.block_of[i] == 0]
+        return len(first) == 1 and any(self.block_of[i] == 1 for i in starts)
 
     def _join(self, joined: Sequence[bool]) -> int:
         new = [0]

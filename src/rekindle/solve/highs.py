@@ -25,6 +25,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.solve.parallel import interrupted as jobs_interrupted
+
 Floats = NDArray[np.float64]
 Backend = Literal["auto", "highs", "gurobi"]
 INF = float("inf")
@@ -231,7 +233,8 @@ def _mip_answer(highs: Any, interrupted: bool) -> MIPAnswer:
 def _run(
     highs: Any, deliver: Callable[[], None], stop: threading.Event, time_limit_s: float
 ) -> bool | None:
-    """Runs HiGHS in a thread until it ends or `stop` is set; True if Ctrl-C came meanwhile.
+    """Runs HiGHS in a thread until it ends or `stop` is set; True if Ctrl-C came meanwhile (here,
+    or where this is one of several jobs: `parallel`).
 
     HiGHS looks at its time limit only now and then, on some models seconds late. Past the limit it
     is told to stop, and if it does not hear it is left to end by itself: None.
@@ -265,6 +268,9 @@ def _run(
             # Not `join`: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended.
             while not done.wait(0.05):
                 deliver()
+                if jobs_interrupted():
+                    interrupted = True
+                    stop.set()
                 late = time.monotonic() - deadline
                 if late > 0.0:
                     stop.set()

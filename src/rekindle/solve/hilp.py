@@ -64,6 +64,7 @@ class LevelModel:
     _budget_rows: list[tuple[int, float, bool]] = field(default_factory=list, init=False)
     _now: int = field(default=0, init=False)
     _scale: float = field(default=1.0, init=False)
+    stopped: bool = field(default=False, init=False)  # whether a limit ended the last solve
 
     def __post_init__(self) -> None:
         self._layers = [interface(child, self.level) for child in self.level.children]
@@ -415,6 +416,7 @@ class LevelModel:
             threads=threads,
             backend="highs",
         )
+        self.stopped = answer.outcome is Outcome.STOPPED
         if answer.interrupted:
             raise KeyboardInterrupt
         if answer.x is None:

@@ -1,7 +1,8 @@
-"""Option makers that work on any part: keep everything, the greedy walk, TW-Remat.
+"""Option makers: keep everything, TW-Remat with the greedy walk, annealing, rotor.
 
-An option maker takes a part and the seconds it may use, and returns options (`options.Option`).
-Any solver of problems can be one: a part is a problem of its own.
+An option maker takes a part and the seconds it may use, and returns options (`options.Option`),
+none where it does not apply (HiRemate, Sec. 3.2.1). A part is a problem of its own, so any solver
+of problems can be one (`by_budget`).
 """
 
 import time
@@ -11,8 +12,12 @@ from dataclasses import dataclass, replace
 from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.partition.repeated import Part
-from rekindle.solve.base import trivial_floor
+from rekindle.partition.separators import find_rows
+from rekindle.solve.base import Solver, trivial_floor
+from rekindle.solve.fastsa import FastSA, too_large
 from rekindle.solve.options import Option, measure, split
+from rekindle.solve.parallel import interrupted
+from rekindle.solve.rotor import Rotor
 from rekindle.solve.twremat import recomputing_sequences
 
 
@@ -44,7 +49,7 @@ class ByTWRemat:
         halves: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
         for peak, save in budget_grid(part, self.num_peaks, self.num_saves):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or interrupted():
                 break
             tight = with_loss_workspace(problem, peak - save)
             _, walk = _native.evict(tight.native, order, peak, 40 * len(order), left)
@@ -63,6 +68,64 @@ class ByTWRemat:
                 for share in self.limits:
                     limit = int(budget * share)
                     yield _native.fill_up(problem.native, sequence, limit, keep, 6, time_limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ByFastSA:
+    """Annealing (`fastsa`) on the part over a grid of budgets. It may change the order of ops, as
+    no other maker does. Applies to parts that are not so small that the others find all there is to
+    find, nor so large that a few moves per op get nowhere."""
+
+    num_peaks: int = 2
+    num_saves: int = 4
+    moves_per_op: int = 400
+    min_ops: int = 12
+    max_ops: int = 400
+
+    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        problem = part.problem
+        num_ops = len(problem.ops)
+        if not self.min_ops <= num_ops <= self.max_ops or too_large(problem) is not None:
+            return []
+        solver = FastSA(num_moves=self.moves_per_op * num_ops, num_seeds=1)
+        return by_budget(part, solver, self.num_peaks, self.num_saves, time_limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ByRotor:
+    """The optimal persistent schedule (`rotor`) where the part is a chain of blocks itself."""
+
+    num_peaks: int = 2
+    num_saves: int = 5
+    min_blocks: int = 4
+    max_blocks: int = 60
+    slots: int = 120
+
+    def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        rows = find_rows(part.problem)
+        if isinstance(rows, str) or len(rows) < self.min_blocks:
+            return []
+        solver = Rotor(slots=self.slots, max_blocks=self.max_blocks)
+        return by_budget(part, solver, self.num_peaks, self.num_saves, time_limit_s)
+
+
+def by_budget(
+    part: Part, solver: Solver, num_peaks: int, num_saves: int, time_limit_s: float
+) -> list[Option]:
+    """The options that a solver's schedules for a grid of budgets are."""
+    deadline = time.monotonic() + time_limit_s
+    halves: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    grid = budget_grid(part, num_peaks, num_saves)
+    for k, (peak, save) in enumerate(grid):
+        left = deadline - time.monotonic()
+        if left <= 0 or interrupted():
+            break
+        tight = with_loss_workspace(part.problem, peak - save)
+        share = left / (len(grid) - k)
+        schedule = solver.solve(tight, peak, time_limit_s=share, seed=0).schedule
+        if schedule is not None and (both := split(part, schedule.ops)) is not None:
+            halves[both] = None
+    return [measure(part, *both) for both in halves]
 
 
 def fits(problem: Problem, ops: Sequence[int], budget: int) -> bool:

@@ -54,11 +54,14 @@ class Option:
 
 def split(part: Part, schedule: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """A schedule of the part's problem as its forward and backward runs; None where a backward op
-    runs before the loss, which no level above could place."""
+    runs before the loss, or a forward op that runs once after it: no level above could place it."""
+    ops = part.problem.ops
     loss = part.problem.loss_op
     assert loss is not None
     at = list(schedule).index(loss)
     if any(i > loss for i in schedule[:at]):
+        return None
+    if any(i < loss and ops[i].once for i in schedule[at:]):
         return None
     return tuple(schedule[:at]), tuple(schedule[at + 1 :])
 

@@ -18,17 +18,20 @@ is kept (Sec. 3.4).
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
-from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
+from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.partition.chain import Chain, Measure
 from rekindle.partition.chain import Option as ChainOption
 from rekindle.partition.repeated import Form, Part, cut_ops
 from rekindle.partition.separators import Rows, find_rows
+from rekindle.solve.base import answer
 from rekindle.solve.chain_program import Rule
 from rekindle.solve.checkmate import cheapest_staged
 from rekindle.solve.makers import ByTWRemat, budget_grid
 from rekindle.solve.options import Option, OptionMaker, measure, pareto, split
+from rekindle.solve.parallel import num_cores, run_all
 from rekindle.solve.rotor import solve_on_chain
 
 
@@ -103,6 +106,7 @@ class Rockmate:
     makers: tuple[OptionMaker, ...] = (ByTWRemat(), ByCheckmate())
     slots: int = 500
     max_blocks: int = 400
+    threads: int = 0  # 0: all cores
 
     name: ClassVar[str] = "rockmate"
     requires: ClassVar[tuple[str, ...]] = ("highspy",)
@@ -121,23 +125,37 @@ class Rockmate:
         seed: int,
         warm_start: Schedule | None = None,
     ) -> Solution:
-        deadline = time.monotonic() + time_limit_s
-        rows = find_rows(problem, self.max_blocks)
-        assert not isinstance(rows, str), "accepts was asked first"
-        fits = simulate(problem, keep_all(problem)).peak <= budget
-        blocks = Blocks(problem, rows)
-        if not fits:
-            blocks.make_options(self.makers, deadline - 0.3 * time_limit_s)
-        return solve_on_chain(
-            problem,
-            blocks.chain(),
-            budget,
-            Rule.persistent,
-            name=self.name,
-            slots=self.slots,
-            prune=True,
-            deadline=deadline,
-        )
+        start = time.monotonic()
+        deadline = start + time_limit_s
+        found: list[Sequence[int]] = [keep_all(problem).ops]
+        if warm_start is not None:
+            found.append(warm_start.ops)
+        try:
+            rows = find_rows(problem, self.max_blocks)
+            assert not isinstance(rows, str), "accepts was asked first"
+            blocks = Blocks(problem, rows)
+            # Blocks that save all come first, so that there is something to return.
+            for ends in (start + 0.15 * time_limit_s, deadline):
+                solution = solve_on_chain(
+                    problem,
+                    blocks.chain(),
+                    budget,
+                    Rule.persistent,
+                    name=self.name,
+                    slots=self.slots,
+                    prune=True,
+                    deadline=ends,
+                    found=found,
+                )
+                if solution.status is Status.OPTIMAL or solution.stopped_by == "interrupt":
+                    break
+                found += [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+                if ends < deadline:
+                    ready = deadline - 0.3 * time_limit_s
+                    blocks.make_options(self.makers, ready, self.threads or num_cores())
+        except KeyboardInterrupt:
+            return answer(problem, budget, found, solver=self.name, stopped_by="interrupt")
+        return solution
 
 
 class Blocks:
@@ -156,14 +174,25 @@ class Blocks:
     def num_distinct(self) -> int:
         return len({part.form for part in self.parts})
 
-    def make_options(self, makers: Sequence[OptionMaker], deadline: float) -> None:
+    def make_options(
+        self, makers: Sequence[OptionMaker], deadline: float, num_workers: int = 1
+    ) -> None:
+        """Options for each distinct block, in parallel, each with its share of the time left."""
         forms = {part.form: part for part in self.parts}
-        for done, (form, part) in enumerate(forms.items()):
+        waiting = len(forms)
+
+        def make(part: Part) -> list[Option]:
+            nonlocal waiting
+            rounds = -(-waiting // num_workers)
+            waiting -= 1
             found: list[Option] = []
             for maker in makers:
                 left = max(0.0, deadline - time.monotonic())
-                found += maker(part, left / (len(forms) - done))
-            self.options[form] = pareto(found)
+                found += maker(part, left / rounds)
+            return pareto(found)
+
+        made = run_all([partial(make, part) for part in forms.values()], num_workers)
+        self.options.update(zip(forms, made, strict=True))
 
     def chain(self) -> Chain:
         measure_block = Measure(self.problem, self.rows)

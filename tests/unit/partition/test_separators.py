@@ -150,6 +150,28 @@ def test_order_values_of_size_zero_do_not_join_blocks():
     assert len(find_rows(net.finish(x))) == 5
 
 
+def test_the_order_of_random_ops_does_not_bring_a_second_input_early():
+    """The target's random layer stands behind the source's in the order of random ops, and its way
+    seems longer by that; the source's chain still comes whole before it."""
+    net = Net()
+    x, token = net.layer(token=-1)
+    for _ in range(4):
+        x, token = net.layer(x, token=token)
+    after = net.layer(net.layer(x))
+    target, token = net.layer(token=token)
+    for _ in range(3):
+        target, token = net.layer(target, token=token)
+    rows = find_rows(net.finish(net.layer(net.layer(after, target))))
+    assert [len(b) for b in rows.forward] == [1] * 7 + [5, 1]
+
+
+def test_ops_that_begin_a_chain_side_by_side_are_one_block():
+    net = Net()
+    x = net.layer(net.layer(), net.layer())
+    rows = find_rows(net.finish(net.layer(net.layer(x))))
+    assert [len(b) for b in rows.forward] == [3, 1, 1]
+
+
 def test_two_results_leave_the_chain_whole():
     """A hidden state that is returned too is kept for the loss, beside the chain."""
     net = Net()

@@ -1,4 +1,4 @@
-"""Ctrl-C during a chain program gives the best so far."""
+"""Ctrl-C during a chain program, or while options are made, gives the best so far."""
 
 import os
 import signal
@@ -8,8 +8,10 @@ import time
 import pytest
 
 from rekindle.core import keep_all, simulate
-from rekindle.core.generate import chain
+from rekindle.core.generate import chain, transformer
 from rekindle.solve import find_solver, run_solver
+from rekindle.solve.hiremate import HiRemate
+from rekindle.solve.rockmate import Rockmate
 
 
 @pytest.mark.parametrize(("name", "length"), [("rotor", 390), ("rotor-floating", 79)])
@@ -25,3 +27,23 @@ def test_ctrl_c_gives_the_best_so_far(name: str, length: int) -> None:
     assert time.monotonic() - start < 10
     if solution.schedule is not None:
         assert simulate(problem, solution.schedule).peak <= budget
+
+
+def repr_of(solver) -> str:
+    return f"{solver.name}-{solver.threads}"
+
+
+@pytest.mark.parametrize("solver", [Rockmate(), Rockmate(threads=1), HiRemate()], ids=repr_of)
+def test_ctrl_c_while_options_are_made_gives_the_best_so_far(solver) -> None:
+    """Programs run in several threads, and Ctrl-C reaches the main one alone."""
+    problem = transformer(6, batch=16, dropout=True)
+    budget = int(0.6 * simulate(problem, keep_all(problem)).peak)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.monotonic()
+    timer.start()
+    solution = run_solver(solver, problem, budget, time_limit_s=60)
+    timer.join()
+    assert solution.stopped_by == "interrupt"
+    assert time.monotonic() - start < 10
+    assert solution.schedule is not None
+    assert simulate(problem, solution.schedule).peak <= budget

@@ -173,6 +173,20 @@ def test_the_time_limit_is_kept():
     problem = transformer(150)
     budget = int(simulate(problem, keep_all(problem)).peak * 0.5)
     start = time.process_time()
-    solution = run_solver(HiRemate(), problem, budget, time_limit_s=2)
+    solution = run_solver(HiRemate(threads=1), problem, budget, time_limit_s=2)
     assert time.process_time() - start < 3.2
     assert solution.stopped_by == "time limit"
+
+
+def test_without_makers_there_is_still_a_way_to_run_each_part():
+    problem = chain(40, seed=2)
+    budget = int(simulate(problem, keep_all(problem)).peak * 0.85)
+    solver = HiRemate(makers=(), ilp_budgets=(), whole=(), polish_moves=0)
+    solution = run_solver(solver, problem, budget, time_limit_s=30)
+    assert simulate(problem, solution.schedule).peak <= budget
+
+
+def test_a_run_that_has_time_for_everything_was_stopped_by_nothing():
+    problem = chain(10)
+    budget = int(simulate(problem, keep_all(problem)).peak * 0.85)
+    assert run_solver(HiRemate(), problem, budget, time_limit_s=120).stopped_by == ""
