@@ -160,7 +160,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
     if arguments.output is not None:
-        _check_writable(arguments.output)
+        check_writable(arguments.output)
     with shown(problem, quiet=arguments.quiet):
         solution = run_solver(
             solver, problem, budget, time_limit_s=arguments.time_limit, seed=arguments.seed
@@ -183,7 +183,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.USAGE if solution.status is Status.ERROR else ExitCode.INFEASIBLE
 
 
-def _check_writable(path: str) -> None:
+def check_writable(path: str) -> None:
     """Before the solver starts: minutes of work must not end at a folder that is not there."""
     folder = Path(path).parent
     if Path(path).is_dir():
