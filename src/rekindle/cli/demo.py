@@ -6,6 +6,7 @@ from typing import Any
 
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
+from rekindle.cli.problems import check_writable
 from rekindle.cli.progress import shown
 from rekindle.core import Problem, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
@@ -21,7 +22,7 @@ def add_commands(commands: Any) -> None:
         "demo",
         help="train a small GPT at 100, 50 and 30 % of its activation memory",
         description="Trains a small GPT on the CPU at several budgets and prints loss, measured "
-        "peak, time, and whether gradients are eager's to the bit.",
+        "peak, time, and whether gradients are eager's to the bit; writes a report page.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -30,6 +31,9 @@ def add_commands(commands: Any) -> None:
         help="instead solve a bundled problem at several budgets and print the trade-off",
     )
     parser.add_argument("--steps", type=steps, default=5, metavar="N", help="default 5")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.html", default="report.html", help="the report page"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_demo)
 
@@ -44,7 +48,8 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     if not arguments.graph:
         from rekindle.cli.training import run_training
 
-        return run_training(arguments.steps, as_json=arguments.json)
+        check_writable(arguments.output)
+        return run_training(arguments.steps, arguments.output, as_json=arguments.json)
     problem = transformer(6, batch=8, sequence=512, width=256, vocabulary=4096)
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.json):

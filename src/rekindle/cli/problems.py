@@ -23,6 +23,7 @@ from rekindle.core import (
     write_schedule,
 )
 from rekindle.errors import FileError, InvalidSchedule
+from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver, run_solver
 from rekindle.solve.base import unavailable
 from rekindle.solve.pareto import pareto
@@ -237,7 +238,15 @@ def _solve_text(
         share = f", {percent_of(amount, base_peak)} of keep-all"
         return f"{show.size(problem, amount)} ({amount}{share})"
 
-    lines = [
+    lines = []
+    if solution.schedule is not None:
+        facts = Facts(
+            budget=record["budget"],
+            bound=solution.bound,
+            optimal=solution.status is Status.OPTIMAL,
+        )
+        lines.append(verdict(account(problem, solution.schedule, facts)))
+    lines += [
         f"problem   {problem.name or arguments.problem}: {len(problem.ops)} ops, "
         f"{len(problem.values)} values",
         f"keep-all  peak {show.size(problem, base_peak)}, "

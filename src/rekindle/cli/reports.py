@@ -32,7 +32,7 @@ from rekindle.describe import (
 from rekindle.errors import RekindleError
 from rekindle.report import Account, explain, explain_module, verdict
 from rekindle.report.text import explain_record
-from rekindle.report.trace import FORMATS, chrome_trace, snapshot_bytes
+from rekindle.report.trace import chrome_trace, snapshot_bytes
 from rekindle.solve.pareto import pareto
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def add_commands(commands: Any) -> None:
         allow_abbrev=False,
     )
     _inputs(export)
-    export.add_argument("--format", required=True, choices=FORMATS)
+    export.add_argument("--format", required=True, choices=tuple(_SUFFIXES))
     export.add_argument("-o", "--output", metavar="FILE", help="default: the input's name")
     export.set_defaults(run=run_export)
 

@@ -145,9 +145,9 @@ class Account:
         if op.phase in ("backward", "loss"):
             ends = copy.last == len(self.schedule)
             return RESULT if ends and copy.value_id in results else FLOWING
-        if self.run_before[copy.first]:
-            return AGAIN
-        return SAVED if spans(copy, self.turn) else IN_USE
+        if spans(copy, self.turn):
+            return SAVED
+        return AGAIN if self.run_before[copy.first] else IN_USE
 
     @functools.cached_property
     def dying(self) -> tuple[tuple[int, ...], ...]:
@@ -265,6 +265,7 @@ def saved_bytes(problem: Problem, schedule: Schedule, made: Sequence[Copy]) -> t
     at = turn(problem, schedule)
     found = [0] * len(problem.ops)
     for copy in made:
-        if spans(copy, at):
-            found[schedule.ops[copy.first]] += problem.values[copy.value_id].size
+        op_id = schedule.ops[copy.first]
+        if spans(copy, at) and problem.ops[op_id].phase != "backward":
+            found[op_id] += problem.values[copy.value_id].size
     return tuple(found)

@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
@@ -230,12 +229,11 @@ def _view(view: View, peak: int) -> dict[str, Any]:
     unit = 1
     while peak // unit > _EXACT:
         unit *= 2
-    rounded = np.rint(view.stacks / unit).astype(np.int64)
     return {
         "name": view.name,
         "bands": view.bands,
         "unit": unit,
-        "stacks": [rounded[:, k].tolist() for k in range(len(view.bands))],
+        "stacks": [[(x + unit // 2) // unit for x in row] for row in view.stacks],
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.errors import RekindleError
 from rekindle.report import numbers
 from rekindle.report.account import KINDS, Account, Alive
-from rekindle.report.modules import Row, module_row, module_rows
+from rekindle.report.modules import OWN, Row, module_row, module_rows
 from rekindle.report.places import shown
 
 MAX_ALIVE = 20
@@ -127,7 +127,8 @@ def explain_module(account: Account, module: str) -> str:
     """One module in one sentence."""
     row = module_row(account, module)
     if row is None:
-        some = ", ".join(r.path for r in module_rows(account) if r.depth == 1)[:200]
+        some = ", ".join(r.path for r in module_rows(account) if r.depth == 1 and r.label != OWN)
+        some = some[:200]
         raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
     problem = account.problem
     return (

@@ -9,9 +9,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from rekindle.core import Phase
 from rekindle.report.account import KINDS, TEMPORARY, Account
 from rekindle.report.places import joined_names, numbered, shown, starred
@@ -26,11 +23,12 @@ OTHER = "everything else"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One way to stack: names of the bands from the bottom up, bytes per sample and band."""
+    """One way to stack: names of the bands from the bottom up, and per band its bytes at each
+    sample."""
 
     name: str
     bands: tuple[str, ...]
-    stacks: npt.NDArray[np.int64]  # samples x bands
+    stacks: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +79,19 @@ def timeline(account: Account) -> Timeline:
 
 def stacks(
     account: Account, num_bands: int, band_of_copy: Sequence[int], band_of_temporary: Sequence[int]
-) -> npt.NDArray[np.int64]:
-    """Bytes per step and band; each row sums to the memory of its step."""
+) -> list[list[int]]:
+    """Per band its bytes at each step; at every step they add up to the simulator's memory."""
     num_steps = len(account.schedule)
-    change = np.zeros((num_steps + 1, num_bands), dtype=np.int64)
+    change = [[0] * (num_steps + 1) for _ in range(num_bands)]
     sizes = [value.size for value in account.problem.values]
     for band, copy in zip(band_of_copy, account.copies, strict=True):
-        change[copy.first, band] += sizes[copy.value_id]
-        if copy.last < num_steps:
-            change[copy.last + 1, band] -= sizes[copy.value_id]
-    found = np.cumsum(change, axis=0)[:num_steps]
+        change[band][copy.first] += sizes[copy.value_id]
+        change[band][min(copy.last + 1, num_steps)] -= sizes[copy.value_id]
+    found = [list(itertools.accumulate(row[:num_steps])) for row in change]
     for step, op_id in enumerate(account.schedule.ops):
-        found[step, band_of_temporary[step]] += account.problem.ops[op_id].workspace
+        found[band_of_temporary[step]][step] += account.problem.ops[op_id].workspace
         for k in account.dying[step]:
-            found[step, band_of_copy[k]] -= sizes[account.copies[k].value_id]
+            found[band_of_copy[k]][step] -= sizes[account.copies[k].value_id]
     return found
 
 
@@ -108,8 +105,8 @@ def _view(
         bands, band_of_op = found
         of_step = [band_of_op[i] for i in account.schedule.ops]
         whole = stacks(account, len(bands), [of_step[c.first] for c in account.copies], of_step)
-    used = [k for k in range(len(bands)) if whole[:, k].any()]
-    thinned = whole[list(steps)][:, used] if used else whole[list(steps)][:, :0]
+    used = [k for k in range(len(bands)) if any(whole[k])]
+    thinned = tuple(tuple(whole[k][t] for t in steps) for k in used)
     return View(name, tuple(bands[k] for k in used), thinned)
 
 
@@ -213,15 +210,15 @@ def _piece(branch: _Branch, names: Sequence[str]) -> _Branch:
 
 
 def _thinned(account: Account) -> list[int]:
-    memory = np.array(account.trace.memory, dtype=np.uint64)
+    memory = account.trace.memory
     if len(memory) <= MAX_SAMPLES:
         return list(range(len(memory)))
-    edges = np.linspace(0, len(memory), MAX_SAMPLES // 2, dtype=int)
+    num = MAX_SAMPLES // 2
     kept = {0, len(memory) - 1, account.trace.peak_step}
     if account.turn is not None:
         kept.add(account.turn)
-    for a, b in itertools.pairwise(edges):
-        kept |= {int(a + memory[a:b].argmax()), int(a + memory[a:b].argmin())}
+    for a, b in itertools.pairwise(len(memory) * k // num for k in range(num + 1)):
+        kept |= {max(range(a, b), key=memory.__getitem__), min(range(a, b), key=memory.__getitem__)}
     return sorted(kept)
 
 
@@ -229,10 +226,10 @@ def _ghost(account: Account, steps: Sequence[int]) -> tuple[int, ...]:
     """Per sample: what keep-all holds when as many ops are done; the most since the sample before,
     so that its peak stays."""
     memory = account.base.memory
-    done = np.cumsum([not again for again in account.run_before])
+    done = list(itertools.accumulate(int(not again) for again in account.run_before))
     found, before = [], 0
     for t in steps:
-        reached = int(done[t])
+        reached = done[t]
         found.append(max(memory[before:reached], default=memory[max(0, reached - 1)]))
         before = reached
     return tuple(found)

@@ -15,7 +15,6 @@ from rekindle.report.account import KINDS, TEMPORARY, Account
 from rekindle.report.places import shown
 from rekindle.report.timeline import LANES, lane, stacks
 
-FORMATS = ("memory-viz", "chrome-trace")
 _PROTOCOL = 4  # the newest that memory_viz reads
 _FIRST_ADDRESS = 1 << 30
 _ROUND = 512
@@ -201,7 +200,7 @@ def chrome_trace(account: Account) -> dict[str, Any]:
         )  # fmt: skip
         events.append(
             {"ph": "C", "pid": 1, "name": f"memory ({problem.size_unit})", "ts": at,
-             "args": {KINDS[k]: int(by_kind[step, k]) for k in range(len(KINDS))}}
+             "args": {KINDS[k]: by_kind[k][step] for k in range(len(KINDS))}}
         )  # fmt: skip
         clock += op.cost
     return {

@@ -282,11 +282,13 @@
         c.fillText("loss", x + 4 * ratio, top + 2 * ratio);
       }
     });
+    c.save();  // uPlot remembers what it has set: its state must be as it left it
     c.font = `${11 * ratio}px system-ui, sans-serif`;
     c.fillStyle = ink("soft");
     c.textAlign = "right";
     c.textBaseline = "middle";
     D.laneNames.forEach((name, k) => c.fillText(name, left - 6 * ratio, zero + each * (k + 0.8)));
+    c.restore();
   };
 
   // ---- what a step says
