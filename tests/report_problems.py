@@ -56,11 +56,11 @@ def layered(num_layers: int = 6, extra: str = "") -> Problem:
 def solved(problem: Problem, share: float, *, with_curve: bool = False, **facts) -> Account:
     """The account of what `auto` finds within a share of keep-all's peak."""
     budget = int(simulate(problem, keep_all(problem)).peak * share)
-    solution = run_solver(find_solver("auto"), problem, budget, time_limit_s=2)
+    solution = run_solver(find_solver("auto"), problem, budget, time_limit_s=0.5)
     assert solution.schedule is not None
     curve = ()
     if with_curve:
-        points = pareto(problem, num_points=5, time_limit_s=2)
+        points = pareto(problem, num_points=5, time_limit_s=1)
         curve = tuple(CurvePoint(p.peak, p.cost, p.bound) for p in points)
     given = Facts(budget=budget, bound=solution.bound, solver=solution.solver, curve=curve, **facts)
     return account(problem, solution.schedule, given)

@@ -8,7 +8,7 @@ from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
 from rekindle.cli.problems import check_writable
 from rekindle.cli.progress import shown
-from rekindle.core import Problem, keep_all, parse_budget, simulate
+from rekindle.core import Problem, Solution, Trace, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import default_solver, run_solver
 from rekindle.solve.smallest import min_budget
@@ -53,8 +53,7 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     problem = transformer(6, batch=8, sequence=512, width=256, vocabulary=4096)
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.json):
-        records = [_solve(problem, budget, base.peak, base.cost) for budget in BUDGETS]
-        smallest = simulate(problem, min_budget(problem)).peak
+        records, smallest = _trade_off(problem, base)
     if arguments.json:
         show.print_json(
             {
@@ -72,18 +71,35 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
         "With a budget, some values are freed early and computed again:\n"
     )
     print(show.table(("budget", "", "peak", "extra time", "ops run again"), map(_row, records)))
-    print(
-        f"\nThe smallest peak found is {show.size(problem, smallest)} "
-        f"({show.percent(smallest / base.peak)}). Every row was simulated op by op."
-    )
+    if smallest is not None:
+        print(
+            f"\nThe smallest peak found is {show.size(problem, smallest)} "
+            f"({show.percent(smallest / base.peak)}). Every row was simulated op by op."
+        )
     return ExitCode.DONE
 
 
-def _solve(problem: Problem, text: str, keep_all_peak: int, keep_all_cost: int) -> dict[str, Any]:
+def _trade_off(problem: Problem, base: Trace) -> tuple[list[dict[str, Any]], int | None]:
+    """What each budget costs, and the smallest peak; an interrupt leaves what was found."""
+    records: list[dict[str, Any]] = []
+    try:
+        for budget in BUDGETS:
+            solution, record = _solve(problem, budget, base.peak, base.cost)
+            records.append(record)
+            if solution.stopped_by == "interrupt":
+                return records, None
+        return records, simulate(problem, min_budget(problem)).peak
+    except KeyboardInterrupt:
+        return records, None
+
+
+def _solve(
+    problem: Problem, text: str, keep_all_peak: int, keep_all_cost: int
+) -> tuple[Solution, dict[str, Any]]:
     budget = parse_budget(text, keep_all_peak)
     solution = run_solver(default_solver(problem), problem, budget, time_limit_s=TIME_LIMIT_S)
     trace = None if solution.schedule is None else simulate(problem, solution.schedule)
-    return {
+    return solution, {
         "fraction": float(text),
         "budget": budget,
         "budget_text": show.size(problem, budget),

@@ -5,6 +5,7 @@ smallest up, each starting from the schedule of the one below, which fits it too
 the schedules stay that no other beats in both peak and cost: less memory never costs less.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,34 +34,36 @@ def pareto(
     seed: int = 0,
     solver: Solver | None = None,
 ) -> tuple[Point, ...]:
-    """The curve, from the smallest peak to keep-all; strictly falling in cost."""
+    """The curve, from the smallest peak to keep-all; strictly falling in cost. An interrupt ends
+    the search, and gives what was found."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)
     points = [_point(problem, plain)]
-    lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
-    points.append(lowest)
-    before: Schedule = lowest.schedule
-    ladder = _ladder(lowest.peak, points[0].peak, num_points)
-    for k, budget in enumerate(ladder):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        solution = run_solver(
-            solver,
-            problem,
-            budget,
-            time_limit_s=left / (len(ladder) - k),
-            seed=seed,
-            warm_start=before,
-        )
-        if solution.schedule is not None:
-            before = solution.schedule
-            points.append(_point(problem, before, solution.bound))
-        if solution.stopped_by == "interrupt":
-            break
+    with contextlib.suppress(KeyboardInterrupt):  # the points so far are the answer
+        lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
+        points.append(lowest)
+        before: Schedule = lowest.schedule
+        ladder = _ladder(lowest.peak, points[0].peak, num_points)
+        for k, budget in enumerate(ladder):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            solution = run_solver(
+                solver,
+                problem,
+                budget,
+                time_limit_s=left / (len(ladder) - k),
+                seed=seed,
+                warm_start=before,
+            )
+            if solution.schedule is not None:
+                before = solution.schedule
+                points.append(_point(problem, before, solution.bound))
+            if solution.stopped_by == "interrupt":
+                break
     return envelope(points)
 
 
