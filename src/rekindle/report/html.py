@@ -45,10 +45,10 @@ def page(account: Account) -> str:
         state={True: "fits", False: "over", None: "plain"}[account.fits],
         tiles=_tiles(account),
         data=_embedded(_data(account, timeline(account))),
-        css=Markup(_file("uPlot.min.css") + _file("report.css")),
+        css=Markup(_file("uPlot.min.css") + _file("page.css")),
         uplot=Markup(_file("uPlot.iife.min.js")),
         licence=_file("uPlot-LICENSE.txt"),
-        script=Markup(_file("report.js")),
+        script=Markup(_file("page.js")),
         rows=_table(account, rows),
         has_loss=account.turn is not None,
         alive=[alive_cells(account, item) for item in alive[:MAX_ALIVE]],
@@ -252,4 +252,4 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_file("report.html"))
+    return environment.from_string(_file("page.html"))
