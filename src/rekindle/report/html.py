@@ -21,7 +21,7 @@ from rekindle.report.account import KINDS, Account, Step
 from rekindle.report.modules import Row, module_rows
 from rekindle.report.places import shown
 from rekindle.report.text import MAX_ALIVE, alive_cells, proof, verdict
-from rekindle.report.timeline import LANES, Timeline, View, lane, numbered_texts, timeline
+from rekindle.report.timeline import Timeline, View, lane, lane_names, numbered_texts, timeline
 
 FIRST_ALIVE = 8  # shown at once; the others on demand
 OPEN_ROWS = 30  # of the table by module: deeper levels start closed
@@ -214,7 +214,7 @@ def _data(account: Account, line: Timeline) -> dict[str, Any]:
         "views": [_view(view, trace.peak) for view in line.views],
         "kinds": KINDS,
         "lanes": line.lanes,
-        "laneNames": LANES,
+        "laneNames": lane_names(account),
         "curve": [[p.peak, p.cost, p.bound] for p in facts.curve],
     }
 

@@ -29,7 +29,8 @@ def places(problem: Problem) -> tuple[Place, ...]:
         if match is not None:
             found.append(Place(match["module"] or "", match["call"]))
         elif op.grad_of is not None and op.grad_of < len(found):
-            found.append(Place(found[op.grad_of].module, op.name))
+            module = found[op.grad_of].module
+            found.append(Place(module, op.name.removeprefix(f"{module}.")))
         else:
             # `block0.attn.qkv` is the call `qkv` in `block0.attn`; `aten.mm.default` is a call.
             head, dot, tail = op.name.rpartition(".")

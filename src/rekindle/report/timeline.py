@@ -43,6 +43,13 @@ class Timeline:
     again: tuple[int, ...]  # per sample: the step at which its op runs next, or -1
 
 
+def lane_names(account: Account) -> tuple[str, ...]:
+    """As the lanes are called; in a problem that knows no phases there is no backward."""
+    if any(op.phase for op in account.problem.ops):
+        return LANES
+    return ("first run", "", LANES[AGAIN])
+
+
 def lane(phase: Phase | None, run_before: bool) -> int:
     if run_before:
         return AGAIN
@@ -172,30 +179,40 @@ def _split(root: _Branch, light: int) -> list[_Branch]:
     while True:
         room = MAX_BANDS - len(branches) + 1
         for branch in sorted(branches, key=lambda b: -b.weight):
-            heavy = [part for part in _parts(branch, MAX_BANDS) if part.weight > light]
-            if len(heavy) > room:
-                heavy = [part for part in _parts(branch, room) if part.weight > light]
-            if 0 < len(heavy) <= room:
+            parts = _parts(branch, room, light)
+            if 0 < len(parts) <= room:
                 k = branches.index(branch)
-                branches = [*branches[:k], *heavy, *branches[k + 1 :]]
+                branches = [*branches[:k], *parts, *branches[k + 1 :]]
                 break
         else:
             return branches
 
 
-def _parts(branch: _Branch, room: int) -> list[_Branch]:
-    """The children, and the place itself where it has ops; long rows of layers in a few pieces."""
-    found = list(branch.children.values())
-    if not found:
-        return []
-    if branch.own:
-        weight = branch.weight - sum(child.weight for child in found)
-        found.insert(0, _Branch(branch.name, weight, set(branch.own)))
-    rows = [name for name in branch.children if numbered(name)]
-    if len(found) > room >= 2 and len(rows) == len(found) and not branch.own:
-        ends = [len(rows) * k // room for k in range(room + 1)]
-        return [_piece(branch, rows[a:b]) for a, b in itertools.pairwise(ends)]
-    return found
+def _parts(branch: _Branch, room: int, light: int) -> list[_Branch]:
+    """What is heavy among the children and the place itself, where it has ops; a long row of
+    numbered layers in as many pieces as there is room for."""
+    children = branch.children
+    rows: dict[str, list[str]] = {}
+    for name in children:
+        if (number := numbered(name)) is not None:
+            rows.setdefault(number[0], []).append(name)
+    row = max(rows.values(), key=len, default=[])
+    rest = [child for name, child in children.items() if name not in set(row)]
+    if children and branch.own:
+        weight = branch.weight - sum(child.weight for child in children.values())
+        rest.insert(0, _Branch(branch.name, weight, set(branch.own)))
+    rest = [part for part in rest if part.weight > light]
+    num = room - len(rest)
+    if 2 <= num < len(row):
+        ends = [len(row) * k // num for k in range(num + 1)]
+        layers = [_piece(branch, row[a:b]) for a, b in itertools.pairwise(ends)]
+    else:
+        layers = [children[name] for name in row]
+    order = {id(child): k for k, child in enumerate(children.values())}
+    first = min((order[id(children[name])] for name in row), default=0)
+    ahead = [part for part in rest if order.get(id(part), -1) < first]
+    behind = [part for part in rest if order.get(id(part), -1) >= first]
+    return [*ahead, *(part for part in layers if part.weight > light), *behind]
 
 
 def _piece(branch: _Branch, names: Sequence[str]) -> _Branch:
@@ -223,15 +240,21 @@ def _thinned(account: Account) -> list[int]:
 
 
 def _ghost(account: Account, steps: Sequence[int]) -> tuple[int, ...]:
-    """Per sample: what keep-all holds when as many ops are done; the most since the sample before,
-    so that its peak stays."""
-    memory = account.base.memory
+    """Per sample: what keep-all holds when it has done the same share of its forward, or of its
+    backward; the most since the sample before, so that its peak stays."""
+    memory, loss = account.base.memory, account.problem.loss_op
     done = list(itertools.accumulate(int(not again) for again in account.run_before))
+    half = -1 if account.turn is None or loss is None else account.turn
+    before_half, before_loss = (0, 0) if loss is None or half < 0 else (done[half], loss + 1)
     found, before = [], 0
     for t in steps:
-        reached = done[t]
+        if t <= half:
+            reached = done[t] * before_loss // before_half
+        else:
+            share = (done[t] - before_half) * (len(memory) - before_loss)
+            reached = before_loss + share // max(1, done[-1] - before_half)
         found.append(max(memory[before:reached], default=memory[max(0, reached - 1)]))
-        before = reached
+        before = max(before, reached)
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rekindle.core import Problem
 from rekindle.report.account import KINDS, TEMPORARY, Account
 from rekindle.report.places import shown
-from rekindle.report.timeline import LANES, lane, stacks
+from rekindle.report.timeline import lane, lane_names, stacks
 
 _PROTOCOL = 4  # the newest that memory_viz reads
 _FIRST_ADDRESS = 0x7F00_0000_0000  # as a driver hands them out, so that readers take them alike
@@ -182,7 +182,8 @@ def chrome_trace(account: Account) -> dict[str, Any]:
         {"ph": "M", "pid": 1, "name": "process_name",
          "args": {"name": problem.name or "training step"}},
     ]  # fmt: skip
-    for tid, name in enumerate(LANES):
+    names = lane_names(account)
+    for tid, name in enumerate(names):
         events.append(
             {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
         )
@@ -198,7 +199,7 @@ def chrome_trace(account: Account) -> dict[str, Any]:
         at = clock / scale
         events.append(
             {"ph": "X", "pid": 1, "tid": track, "ts": at, "dur": op.cost / scale,
-             "name": place.call, "cat": LANES[track],
+             "name": place.call, "cat": names[track],
              "args": {"module": shown(place.module), "step": step, "op": op_id,
                       "memory": trace.memory[step]}}
         )  # fmt: skip

@@ -80,7 +80,10 @@
     ["keepAll", "everything kept", D.keepAllPeak, "ghost", [3, 3]],
     ["measured", "measured peak", D.measured, "measured", [10, 3, 2, 3]],
   ].filter((line) => line[2] !== null);
-  const state = { view: 0, axis: "step", hidden: new Set(), lines: new Set(LINES.map((l) => l[0])), at: null };
+  // A line far above everything else would flatten the picture: it starts hidden.
+  const high = 2 * Math.max(D.peak, D.keepAllPeak);
+  const state = { view: 0, axis: "step", hidden: new Set(), at: null,
+    lines: new Set(LINES.filter((line) => line[2] <= high).map((line) => line[0])) };
   const bandColour = (view, k) => view.bands[k] === "everything else" ? 7 : k % 7;
   let chart = null, xs = [], levels = [];
 
@@ -106,7 +109,7 @@
   const ceiling = () => {
     let top = Math.max(1, ...D.memory);
     for (const line of LINES) if (state.lines.has(line[0])) top = Math.max(top, line[2]);
-    return top * 1.05;
+    return top * 1.06;
   };
   const LANES_SHARE = 0.24;  // of the height above zero, for the lanes below it
 
@@ -227,7 +230,7 @@
   };
 
   const mark = (u) => clipped(u, (c) => {
-    const ratio = devicePixelRatio, { left, width } = u.bbox;
+    const ratio = devicePixelRatio, { left, top, width } = u.bbox;
     const x = u.valToPos(xs[peakSample], "x", true), y = u.valToPos(D.peak, "y", true);
     if (x < left || x > left + width) return;
     c.beginPath();
@@ -246,9 +249,10 @@
     c.lineWidth = 4 * ratio;
     c.lineJoin = "round";
     c.strokeStyle = ink("card");
-    c.strokeText(text, at, y - 10 * ratio);
+    const height = y - 10 * ratio < top + 8 * ratio ? y + 12 * ratio : y - 10 * ratio;
+    c.strokeText(text, at, height);
     c.fillStyle = ink("ink");
-    c.fillText(text, at, y - 10 * ratio);
+    c.fillText(text, at, height);
   });
 
   // Which lane runs when, on the same axis, below zero.
@@ -369,7 +373,7 @@
     chart = new uPlot({
       width,
       height: narrow ? 340 : 440,
-      padding: [8, narrow ? 6 : 14, 0, 0],
+      padding: [8, narrow ? 14 : 24, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
       scales: {
