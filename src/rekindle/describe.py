@@ -1,15 +1,17 @@
 """From a plan, made just now or read from a file, to the account that all reports print."""
 
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.core import Problem, Schedule, Status
+from rekindle.core import Problem, Schedule, Status, keep_all
 from rekindle.report import Account, CurvePoint, Facts, Step, account
+from rekindle.solve.baselines import segmentations
 from rekindle.solve.bound import cost_bound
-from rekindle.solve.pareto import Point, pareto
+from rekindle.solve.pareto import Point, envelope, pareto, point_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an account needs none
     from rekindle.api import Plan
@@ -19,6 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and an account needs none
 
 CURVE_LIMIT_S = 20.0
 BOUND_LIMIT_S = 2.0
+SEGMENTS_LIMIT_S = 2.0
 
 
 def account_of(plan: "Plan | StoredPlan", *, commands: Sequence[str] = ()) -> Account:
@@ -71,8 +74,23 @@ def with_bound(found: Account) -> Account:
 
 
 def with_curve(found: Account, points: Sequence[Point]) -> Account:
-    curve = tuple(CurvePoint(p.peak, p.cost, p.bound) for p in points)
-    return replace(found, facts=replace(found.facts, curve=curve))
+    """With the trade-off: the best of the points, the schedule itself, and cutting the model into
+    equal segments, which is shown beside it as well."""
+    own = point_of(found.problem, found.schedule, found.facts.bound)
+    equal = _in_segments(found.problem)
+    curve = tuple(CurvePoint(p.peak, p.cost, p.bound) for p in envelope([*points, own, *equal]))
+    segments = tuple(CurvePoint(p.peak, p.cost) for p in equal)
+    return replace(found, facts=replace(found.facts, curve=curve, segments=segments))
+
+
+def _in_segments(problem: Problem) -> tuple[Point, ...]:
+    deadline = time.monotonic() + SEGMENTS_LIMIT_S
+    tried = [point_of(problem, keep_all(problem))]
+    for ops in segmentations(problem):
+        tried.append(point_of(problem, Schedule(tuple(ops))))
+        if time.monotonic() > deadline:
+            break
+    return envelope(tried)[:-1]  # the last is keep-all, which is no news
 
 
 def with_measured(found: Account, measured: "StepMeasurement") -> Account:

@@ -187,7 +187,7 @@ def test_views_and_axes(opened, plan):
     page.page.click("[data-view='2']")
     kinds = " ".join(page.page.locator("#bands button").all_inner_texts())
     assert "saved for the backward" in kinds
-    assert "computed again" in kinds
+    assert "recomputed" in kinds
     page.page.click("[data-view='1']")
     assert any("layers.*" in t for t in page.page.locator("#bands button").all_inner_texts())
     page.page.click("[data-view='0']")

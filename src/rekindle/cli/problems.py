@@ -22,6 +22,7 @@ from rekindle.core import (
     simulate,
     write_schedule,
 )
+from rekindle.core.files import problem_from_record, read_json
 from rekindle.errors import FileError, InvalidSchedule
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver, run_solver
@@ -30,6 +31,7 @@ from rekindle.solve.pareto import pareto
 from rekindle.solve.smallest import min_budget
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
+PLAN_FORMAT = "rekindle.plan"
 MAX_SEED = 2**31 - 1  # what every solver library takes
 
 
@@ -56,7 +58,7 @@ def add_commands(commands: Any) -> None:
         description="Finds the trade-off between memory and time from one shared search.",
         allow_abbrev=False,
     )
-    curve.add_argument("problem", metavar="PROBLEM.json")
+    curve.add_argument("problem", metavar="PROBLEM.json|PLAN.json")
     curve.add_argument("--points", type=points, default=12, metavar="N", help="default 12")
     curve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
     curve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
@@ -112,7 +114,7 @@ def points(text: str) -> int:
 
 
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = problem_in(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
@@ -153,6 +155,13 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
     ]
     print(show.table(("peak", "of keep-all", "extra time", "proven at least"), rows))
     return ExitCode.DONE
+
+
+def problem_in(record: Any, path: str) -> Problem:
+    """The problem that a problem file is, or that a plan file holds."""
+    if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
+        return problem_from_record(record.get("problem"), f"{path}: problem")
+    return problem_from_record(record, path)
 
 
 def run_solve(arguments: argparse.Namespace) -> ExitCode:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, check_writable, points, seconds
+from rekindle.cli.problems import BUDGET_HELP, PLAN_FORMAT, check_writable, points, seconds
 from rekindle.cli.progress import shown
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.files import (
@@ -38,7 +38,6 @@ from rekindle.solve.pareto import pareto
 if TYPE_CHECKING:
     from rekindle.stored import StoredPlan
 
-PLAN_FORMAT = "rekindle.plan"
 _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
 

@@ -17,7 +17,7 @@ from rekindle.report.places import Place, joined_modules, places, starred
 KINDS = (
     "saved for the backward",
     "in use, not saved",
-    "computed again",
+    "recomputed",
     "gradients on their way",
     "gradients of parameters and inputs",
     "temporaries of the running op",
@@ -52,6 +52,7 @@ class Facts:
     solver: str = ""
     made_for: tuple[tuple[str, str], ...] = ()  # torch, device, origin of the costs, ...
     curve: tuple[CurvePoint, ...] = ()
+    segments: tuple[CurvePoint, ...] = ()  # the same by cutting the model into equal segments
     predicted: Step | None = None
     measured: Step | None = None
     verified: str = ""  # what comparing with the original model said

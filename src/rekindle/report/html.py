@@ -95,7 +95,7 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
         )
     )
     again = numbers.counted(trace.num_recomputed, "op")
-    found.append(("Run again", again, f"of {numbers.counted(len(problem.ops), 'op')}"))
+    found.append(("Recomputed", again, f"of {numbers.counted(len(problem.ops), 'op')}"))
     if facts.bound is not None:
         least = numbers.overhead(facts.bound, base.cost)
         found.append(("Least possible", numbers.signed_percent(least), proof(account)))
@@ -216,6 +216,7 @@ def _data(account: Account, line: Timeline) -> dict[str, Any]:
         "lanes": line.lanes,
         "laneNames": lane_names(account),
         "curve": [[p.peak, p.cost, p.bound] for p in facts.curve],
+        "segments": [[p.peak, p.cost] for p in facts.segments],
     }
 
 

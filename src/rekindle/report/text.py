@@ -26,9 +26,12 @@ def verdict(account: Account) -> str:
     else:
         start = f"{'Fits' if account.fits else 'Does not fit'} {size(facts.budget)}: peak"
     again = trace.num_recomputed
+    smallest = ""
+    if account.fits is False and facts.curve:
+        smallest = f"; the smallest peak found is {size(min(p.peak for p in facts.curve))}"
     return ", ".join(
         (
-            f"{start} {size(trace.peak)} (was {size(account.base.peak)})",
+            f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
             f"{numbers.signed_percent(account.overhead)} time",
             f"{numbers.counted(again, 'op')} run again" if again else "nothing runs again",
             proof(account),
@@ -63,7 +66,7 @@ def explain(account: Account) -> str:
         )
         lines.append("")
     rows = _shallow(module_rows(account))
-    head = ("module", "saved", "of keep-all", "run again", "extra time", "why")
+    head = ("module", "saved", "of keep-all", "recomputed", "extra time", "why")
     lines.append(table(head, (_cells(account, row) for row in rows), right=(1, 2, 3, 4)))
     lines += ["", *_peak_lines(account)]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from rekindle.report.places import joined_names, numbered, shown, starred
 MAX_SAMPLES = 1500
 MAX_BANDS = 7  # as many colours as people can tell apart; the rest share one more
 MAX_STRETCHES = 500  # per lane
-LANES = ("forward", "backward", "run again")
+LANES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, AGAIN = range(len(LANES))
 OTHER = "everything else"
 

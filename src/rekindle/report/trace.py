@@ -3,8 +3,8 @@
 The snapshot is what `torch.cuda.memory._dump_snapshot` would have written for this step: one
 allocation and one free per copy, with the op as the innermost frame and its module as the file. It
 is a pickle because memory_viz reads nothing else; it holds plain lists, dicts, texts and numbers,
-and nothing here ever reads one. The trace has a track each for forward, backward and what runs
-again (overlapping slices on one track are not shown well), and counters for the memory.
+and nothing here ever reads one. The trace has a track each for forward, backward and
+recompute (overlapping slices on one track are not shown well), and counters for the memory.
 """
 
 import pickle
@@ -104,7 +104,7 @@ def _written_over(account: Account, step: int, dies: dict[int, list[int]]) -> tu
 def _frames(account: Account, op_id: int, run_before: bool) -> list[dict[str, Any]]:
     place = account.places[op_id]
     phase = account.problem.ops[op_id].phase or ""
-    lane_name = f"{phase}, run again" if run_before else phase
+    lane_name = f"{phase}, recompute" if run_before else phase
     return [
         {"filename": shown(place.module), "line": op_id, "name": place.call},
         {"filename": account.problem.name or "model", "line": 0, "name": lane_name or "step"},

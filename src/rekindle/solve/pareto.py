@@ -41,9 +41,9 @@ def pareto(
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)
-    points = [_point(problem, plain)]
+    points = [point_of(problem, plain)]
     with contextlib.suppress(KeyboardInterrupt):  # the points so far are the answer
-        lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
+        lowest = point_of(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
         points.append(lowest)
         before: Schedule = lowest.schedule
         ladder = _ladder(lowest.peak, points[0].peak, num_points)
@@ -61,7 +61,7 @@ def pareto(
             )
             if solution.schedule is not None:
                 before = solution.schedule
-                points.append(_point(problem, before, solution.bound))
+                points.append(point_of(problem, before, solution.bound))
             if solution.stopped_by == "interrupt":
                 break
     return envelope(points)
@@ -81,6 +81,7 @@ def _ladder(low: int, high: int, num_points: int) -> list[int]:
     return sorted({low + (high - low) * k // (num_points - 1) for k in range(num_points - 1)})
 
 
-def _point(problem: Problem, schedule: Schedule, bound: int | None = None) -> Point:
+def point_of(problem: Problem, schedule: Schedule, bound: int | None = None) -> Point:
+    """Where a schedule stands."""
     trace = simulate(problem, schedule)
     return Point(trace.peak, trace.cost, schedule, bound)

@@ -90,7 +90,7 @@ def test_the_trace_has_a_slice_per_step_and_counters():
         assert event["ts"] >= ends.get(event["tid"], 0) - 1e-6
         ends[event["tid"]] = event["ts"] + event["dur"]
     assert abs(max(ends.values()) - found.trace.cost / 1000) < 1e-6
-    again = [e for e in slices if e["cat"] == "run again"]
+    again = [e for e in slices if e["cat"] == "recompute"]
     assert len(again) == found.trace.num_recomputed
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert names == {"forward", "backward", "run again"}
+    assert names == {"forward", "backward", "recompute"}
