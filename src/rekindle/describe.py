@@ -45,7 +45,7 @@ def account_of(plan: "Plan | StoredPlan", *, commands: Sequence[str] = ()) -> Ac
             commands=facts.commands or (_call(plan),),
         )
     else:
-        facts = replace(facts, made_for=(("torch", plan.torch), ("device", plan.device)))
+        facts = replace(facts, made_for=_stored_for(plan))
     return with_bound(account(plan.problem, plan.schedule, facts))
 
 
@@ -146,6 +146,25 @@ def _made_for(plan: "Plan") -> tuple[tuple[str, str], ...]:
     if plan.device_budget is not None:
         facts.append(("device budget", str(plan.device_budget)))
     return tuple(facts)
+
+
+def _stored_for(plan: "StoredPlan") -> tuple[tuple[str, str], ...]:
+    """What a plan file says of its making; files of other releases may say less."""
+    said = (
+        ("rekindle", "rekindle"),
+        ("torch", "torch"),
+        ("device", "device"),
+        ("costs of", "costs_device"),
+        ("seed", "seed"),
+        ("saved by request", "save"),
+        ("recomputed by request", "recompute"),
+    )
+    found = []
+    for name, field in said:
+        value = getattr(plan, field, None)
+        if value not in (None, "", ()):
+            found.append((name, ", ".join(value) if isinstance(value, tuple) else str(value)))
+    return tuple(found)
 
 
 def _call(plan: "Plan") -> str:

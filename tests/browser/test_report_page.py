@@ -254,6 +254,25 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened, plan, scheme):
     assert 0 < small <= plan.trace.num_recomputed + 20
 
 
+def test_it_follows_the_window_and_its_colours(opened):
+    page = opened()
+    light = page.pixels()
+    page.page.emulate_media(color_scheme="dark")
+    assert page.pixels() != light
+    page.page.emulate_media(color_scheme="light")
+    assert page.pixels() == light
+    page.page.set_viewport_size({"width": 700, "height": 900})
+    page.page.wait_for_function("document.querySelector('#chart canvas').clientWidth < 700")
+    assert page.fits()
+
+
+def test_a_budget_far_above_everything_starts_hidden(opened):
+    problem = layered()
+    page = opened(account(problem, keep_all(problem), Facts(budget=2**40)))
+    assert page.page.get_attribute("[data-line=budget]", "aria-pressed") == "false"
+    assert page.page.get_attribute("[data-line=keepAll]", "aria-pressed") == "true"
+
+
 def test_long_and_hostile_names_break_nothing(opened):
     hostile = solved(layered(extra=HOSTILE + ".x" * 60), 0.6)
     for options in (DESKTOP, PHONE):

@@ -25,6 +25,7 @@ from rekindle.report.timeline import Timeline, View, lane, lane_names, numbered_
 
 FIRST_ALIVE = 8  # shown at once; the others on demand
 OPEN_ROWS = 30  # of the table by module: deeper levels start closed
+SCRIPTS = ("amounts", "stack", "pointer", "curve", "table")
 _EXACT = 2**20  # stacks are given to one part in this many of the peak
 
 
@@ -48,7 +49,7 @@ def page(account: Account) -> str:
         css=Markup(_file("uPlot.min.css") + _file("page.css")),
         uplot=Markup(_file("uPlot.iife.min.js")),
         licence=_file("uPlot-LICENSE.txt"),
-        script=Markup(_file("page.js")),
+        script=Markup(_script()),
         rows=_table(account, rows),
         has_loss=account.turn is not None,
         alive=[alive_cells(account, item) for item in alive[:MAX_ALIVE]],
@@ -242,6 +243,12 @@ def _embedded(data: dict[str, Any]) -> Markup:
     """JSON for a script element: no `<` in it, so no tag can open or close there."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return Markup(text.replace("<", "\\u003c"))
+
+
+def _script() -> str:
+    """The parts of the page's script, in one function: none of its names is a global one."""
+    parts = "\n".join(_file(f"{name}.js") for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 def _file(name: str) -> str:
