@@ -20,7 +20,7 @@ from rekindle.report import verdict
 
 BUDGETS = (1.0, 0.5, 0.3)
 REPORTED = 0.5  # the budget that the report page is about
-CURVE_LIMIT_S = 8.0
+CURVE_LIMIT_S = 4.0
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 256, 128, 128, 4, 4, 8
 
 
@@ -122,7 +122,7 @@ def _budgeted(
     model: nn.Module, text: torch.Tensor, num_steps: int, budget: float
 ) -> "Run | BudgetInfeasible":
     try:
-        managed = rematerialize(model, (text,), budget=budget, time_limit_s=10, on_miss="raise")
+        managed = rematerialize(model, (text,), budget=budget, time_limit_s=5, on_miss="raise")
     except BudgetInfeasible as error:
         return error
     return _train(model, managed, text, num_steps)

@@ -18,6 +18,9 @@ from rekindle.report.timeline import lane, lane_names, stacks
 _PROTOCOL = 4  # the newest that memory_viz reads
 _FIRST_ADDRESS = 0x7F00_0000_0000  # as a driver hands them out, so that readers take them alike
 _ROUND = 512
+# Tracks are numbered from here: Perfetto takes thread 0 for nobody's, and thread 1 of process 1 for
+# its main one.
+_FIRST_TRACK = 2
 
 
 def memory_snapshot(account: Account) -> dict[str, Any]:
@@ -183,7 +186,7 @@ def chrome_trace(account: Account) -> dict[str, Any]:
          "args": {"name": problem.name or "training step"}},
     ]  # fmt: skip
     names = lane_names(account)
-    for tid, name in enumerate(names):
+    for tid, name in enumerate(names, _FIRST_TRACK):
         events.append(
             {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
         )
@@ -198,13 +201,17 @@ def chrome_trace(account: Account) -> dict[str, Any]:
         track = lane(op.phase, account.run_before[step])
         at = clock / scale
         events.append(
-            {"ph": "X", "pid": 1, "tid": track, "ts": at, "dur": op.cost / scale,
+            {"ph": "X", "pid": 1, "tid": _FIRST_TRACK + track, "ts": at, "dur": op.cost / scale,
              "name": place.call, "cat": names[track],
              "args": {"module": shown(place.module), "step": step, "op": op_id,
                       "memory": trace.memory[step]}}
         )  # fmt: skip
         events.append(
             {"ph": "C", "pid": 1, "name": f"memory ({problem.size_unit})", "ts": at,
+             "args": {"all": trace.memory[step]}}
+        )  # fmt: skip
+        events.append(
+            {"ph": "C", "pid": 1, "name": f"of it ({problem.size_unit})", "ts": at,
              "args": {KINDS[k]: by_kind[k][step] for k in range(len(KINDS))}}
         )  # fmt: skip
         clock += op.cost

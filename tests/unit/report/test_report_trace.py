@@ -81,8 +81,12 @@ def test_the_trace_has_a_slice_per_step_and_counters():
     found = solved(layered(), 0.6)
     trace = json.loads(json.dumps(chrome_trace(found)))
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
+    totals = [e for e in trace["traceEvents"] if e["name"] == "memory (bytes)"]
+    counters = [e for e in trace["traceEvents"] if e["name"] == "of it (bytes)"]
+    assert {e["ph"] for e in (*totals, *counters)} == {"C"}
     assert len(slices) == len(counters) == len(found.schedule)
+    assert [e["args"]["all"] for e in totals] == list(found.trace.memory)
+    assert 0 not in {e["tid"] for e in slices}  # which Perfetto takes for nobody's
     assert max(sum(e["args"].values()) for e in counters) == found.trace.peak
     assert [sum(e["args"].values()) for e in counters] == list(found.trace.memory)
     ends: dict[int, float] = {}
