@@ -31,13 +31,13 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/hiremate/table4.py benchmarks/hiremate/figures.py \
   benchmarks/overhead/keep_all.py benchmarks/auto/table.py
 
-.PHONY: demo test check format bench native clean
+.PHONY: demo test check format bench browser native clean
 
 demo: $(PACKAGE) $(NATIVE)
 	$(PYTHON) -m rekindle demo
 
 test: $(TOOLS) $(NATIVE)
-	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) -rs -m "not slow and not gpu" $(PYTEST_ARGS)
 
 check: $(TOOLS) $(NATIVE)
 	ruff format --check .
@@ -52,6 +52,17 @@ format: $(TOOLS)
 bench: $(TOOLS) $(NATIVE)
 	$(PYTHON) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 	for script in $(BENCHMARKS); do echo "$$script"; $(PYTHON) $$script || exit 1; done
+
+# For the tests of the report page: the browser that is there, else Debian's.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; \
+	done; \
+	for try in $$(seq $(PIP_TRIES)); do \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null \
+	    && exit 0; \
+	  echo "installing chromium failed (try $$try of $(PIP_TRIES))" >&2; sleep $$try; \
+	done; echo "no browser: put chromium or google-chrome on the PATH" >&2; exit 1
 
 native: $(NATIVE)
 

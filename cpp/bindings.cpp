@@ -180,7 +180,13 @@ NB_MODULE(_native, m) {
         .def_ro("memory", &Trace::memory)
         .def_ro("peak", &Trace::peak)
         .def_ro("peak_step", &Trace::peak_step)
-        .def_ro("runs", &Trace::runs);
+        .def_ro("runs", &Trace::runs)
+        .def_prop_ro("copies", [](const Trace& trace) {
+            std::vector<std::tuple<Id, std::size_t, std::size_t>> rows;
+            rows.reserve(trace.copies.size());
+            for (const Copy& c : trace.copies) rows.emplace_back(c.value, c.first, c.last);
+            return rows;
+        });
 
     m.def(
         "simulate",

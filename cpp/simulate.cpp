@@ -1,18 +1,13 @@
 #include "simulate.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rekindle {
 
 namespace {
 
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-
-struct Copy {
-    std::size_t first;
-    std::size_t last;  // == number of steps: lives on beyond the end
-    Id value;
-};
 
 }  // namespace
 
@@ -94,6 +89,7 @@ Trace simulate(const Problem& p, std::span<const Id> schedule) {
             trace.peak_step = static_cast<std::int64_t>(t);
         }
     }
+    trace.copies = std::move(copies);
     return trace;
 }
 

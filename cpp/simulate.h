@@ -1,6 +1,7 @@
 // The one accounting of bytes and time: a schedule's validity, its memory per step, peak and cost.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -10,6 +11,13 @@
 namespace rekindle {
 
 enum class Fault : std::uint8_t { none, no_such_op, not_produced, once_broken, output_missing };
+
+// One making of a value, and how long it lives.
+struct Copy {
+    std::size_t first;
+    std::size_t last;  // == number of steps: lives on beyond the end
+    Id value;
+};
 
 struct Trace {
     Fault fault = Fault::none;
@@ -22,6 +30,7 @@ struct Trace {
     std::uint64_t peak = 0;
     std::int64_t peak_step = -1;
     std::vector<std::int64_t> runs;  // per op
+    std::vector<Copy> copies;        // in the order they are made
 
     bool valid() const { return fault == Fault::none; }
 };

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ from rekindle.profile import (
     Predictor,
     Profile,
     ProfileListener,
+    StepMeasurement,
     load_device,
     profile_nodes,
     residents_of,
@@ -120,6 +122,26 @@ class Plan:
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
         """What each amount of memory costs in time, from the smallest peak to keep-all."""
         return pareto(self.problem, num_points=num_points, time_limit_s=time_limit_s)
+
+    def explain(self, module: str | None = None) -> str:
+        """What is saved and what runs again, by module and why; or one module in a sentence."""
+        from rekindle.describe import explain_plan
+
+        return explain_plan(self, module)
+
+    def report(
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        *,
+        measured: StepMeasurement | None = None,
+        time_limit_s: float = 20.0,
+    ) -> Path:
+        """Writes the report page: one HTML file that opens offline. `measured` is what
+        `rekindle.measure` found for the managed model; `time_limit_s` goes into the trade-off
+        curve, and 0 leaves it out."""
+        from rekindle.describe import report_plan
+
+        return report_plan(self, path, measured, time_limit_s)
 
 
 @dataclass(frozen=True, slots=True)

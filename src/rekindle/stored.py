@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from rekindle.core.files import (
     schedule_record,
     write_json,
 )
+from rekindle.describe import CURVE_LIMIT_S, explain_plan, report_plan
 from rekindle.errors import FileError, PlanMismatch
 from rekindle.lower.module import OnMiss
+from rekindle.profile import StepMeasurement
 
 FORMAT = "rekindle.plan"
 VERSION = 1
@@ -75,6 +78,20 @@ class StoredPlan:
     def overhead(self) -> float:
         base = self.keep_all_cost_ns
         return self.cost_ns / base - 1 if base else 0.0
+
+    def explain(self, module: str | None = None) -> str:
+        """As `Plan.explain`."""
+        return explain_plan(self, module)
+
+    def report(
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        *,
+        measured: StepMeasurement | None = None,
+        time_limit_s: float = CURVE_LIMIT_S,
+    ) -> Path:
+        """As `Plan.report`."""
+        return report_plan(self, path, measured, time_limit_s)
 
     def apply(
         self,

@@ -142,8 +142,12 @@ def test_a_plan_file_runs_no_code(models: Path, capsys) -> None:
         rekindle.Plan.load("plan.json")
 
 
-def test_demo(capsys) -> None:
+def test_demo(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "demo", "--steps", "2")
     assert code == 0
     assert out.count("yes") >= 3
+    assert out.count("Fits ") == 3
+    assert out.splitlines()[-1] == "The report page of the plan at 50 %: report.html"
+    assert "Fits " in Path("report.html").read_text()
     assert "no" not in out.lower().split()

@@ -6,8 +6,9 @@ from typing import Any
 
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
+from rekindle.cli.problems import check_writable
 from rekindle.cli.progress import shown
-from rekindle.core import Problem, keep_all, parse_budget, simulate
+from rekindle.core import Problem, Solution, Trace, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import default_solver, run_solver
 from rekindle.solve.smallest import min_budget
@@ -21,7 +22,7 @@ def add_commands(commands: Any) -> None:
         "demo",
         help="train a small GPT at 100, 50 and 30 % of its activation memory",
         description="Trains a small GPT on the CPU at several budgets and prints loss, measured "
-        "peak, time, and whether gradients are eager's to the bit.",
+        "peak, time, and whether gradients are eager's to the bit; writes a report page.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -30,6 +31,9 @@ def add_commands(commands: Any) -> None:
         help="instead solve a bundled problem at several budgets and print the trade-off",
     )
     parser.add_argument("--steps", type=steps, default=5, metavar="N", help="default 5")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.html", default="report.html", help="the report page"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_demo)
 
@@ -44,12 +48,12 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     if not arguments.graph:
         from rekindle.cli.training import run_training
 
-        return run_training(arguments.steps, as_json=arguments.json)
+        check_writable(arguments.output)
+        return run_training(arguments.steps, arguments.output, as_json=arguments.json)
     problem = transformer(6, batch=8, sequence=512, width=256, vocabulary=4096)
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.json):
-        records = [_solve(problem, budget, base.peak, base.cost) for budget in BUDGETS]
-        smallest = simulate(problem, min_budget(problem)).peak
+        records, smallest = _trade_off(problem, base)
     if arguments.json:
         show.print_json(
             {
@@ -67,18 +71,35 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
         "With a budget, some values are freed early and computed again:\n"
     )
     print(show.table(("budget", "", "peak", "extra time", "ops run again"), map(_row, records)))
-    print(
-        f"\nThe smallest peak found is {show.size(problem, smallest)} "
-        f"({show.percent(smallest / base.peak)}). Every row was simulated op by op."
-    )
+    if smallest is not None:
+        print(
+            f"\nThe smallest peak found is {show.size(problem, smallest)} "
+            f"({show.percent(smallest / base.peak)}). Every row was simulated op by op."
+        )
     return ExitCode.DONE
 
 
-def _solve(problem: Problem, text: str, keep_all_peak: int, keep_all_cost: int) -> dict[str, Any]:
+def _trade_off(problem: Problem, base: Trace) -> tuple[list[dict[str, Any]], int | None]:
+    """What each budget costs, and the smallest peak; an interrupt leaves what was found."""
+    records: list[dict[str, Any]] = []
+    try:
+        for budget in BUDGETS:
+            solution, record = _solve(problem, budget, base.peak, base.cost)
+            records.append(record)
+            if solution.stopped_by == "interrupt":
+                return records, None
+        return records, simulate(problem, min_budget(problem)).peak
+    except KeyboardInterrupt:
+        return records, None
+
+
+def _solve(
+    problem: Problem, text: str, keep_all_peak: int, keep_all_cost: int
+) -> tuple[Solution, dict[str, Any]]:
     budget = parse_budget(text, keep_all_peak)
     solution = run_solver(default_solver(problem), problem, budget, time_limit_s=TIME_LIMIT_S)
     trace = None if solution.schedule is None else simulate(problem, solution.schedule)
-    return {
+    return solution, {
         "fraction": float(text),
         "budget": budget,
         "budget_text": show.size(problem, budget),

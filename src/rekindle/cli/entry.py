@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from rekindle.cli import demo, models, problems, profiles
+from rekindle.cli import demo, models, problems, profiles, reports
 from rekindle.cli.exits import ExitCode
 from rekindle.errors import BudgetInfeasible, RekindleError
 
-GROUPS = (models, problems, profiles, demo)
+GROUPS = (models, problems, reports, profiles, demo)
 
 
 class Parser(argparse.ArgumentParser):

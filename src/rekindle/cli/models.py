@@ -25,8 +25,10 @@ from rekindle.cli.profiles import (
     profiling_shown,
 )
 from rekindle.cli.progress import shown
-from rekindle.core import keep_all, simulate, write_problem
+from rekindle.core import keep_all, write_problem
+from rekindle.describe import account_of
 from rekindle.errors import FileError, RekindleError
+from rekindle.report import verdict
 
 FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
 
@@ -144,8 +146,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         )
     if arguments.output:
         found.save(arguments.output)
-    trace = simulate(found.problem, found.schedule)
-    predicted = found.predict()
+    told = account_of(found)
+    trace, predicted = told.trace, found.predict()
     if arguments.json:
         show.print_json(
             {
@@ -159,6 +161,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "budget": found.budget_bytes,
                 "bound": found.bound,
                 "gap": found.gap,
+                "verdict": verdict(told),
                 "num_recomputed": trace.num_recomputed,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
@@ -168,12 +171,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         )
         return ExitCode.DONE
     problem = found.problem
-    print(
-        f"{problem.name}: {show.size(problem, found.keep_all_peak_bytes)} -> "
-        f"{show.size(problem, found.peak_bytes)} (budget "
-        f"{show.size(problem, found.budget_bytes or 0)}), {100 * found.overhead:+.1f} % time, "
-        f"{trace.num_recomputed} ops run again; {found.solver}, {found.gap}"
-    )
+    print(verdict(told))
+    print(f"{problem.name}, planned by {found.solver}: {found.status.value}")
     print(
         f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
         f"step {show.cost(problem, predicted.step_ns)}"
@@ -208,16 +207,16 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
                 hold_outputs=not arguments.outputs_dropped,
                 **profile_options(arguments),
             )
-    verdict = verify(model, managed, args, kwargs, costs=True)
-    predicted, measured = verdict.predicted, verdict.measured
+    answer = verify(model, managed, args, kwargs, costs=True)
+    predicted, measured = answer.predicted, answer.measured
     assert predicted is not None
     assert measured is not None
     if arguments.json:
         show.print_json(
             {
-                "equal": verdict.equal,
-                "num_compared": len(verdict.items),
-                "differences": list(verdict.differences),
+                "equal": answer.equal,
+                "num_compared": len(answer.items),
+                "differences": list(answer.differences),
                 "predicted_peak": predicted.peak_bytes,
                 "measured_peak": measured.peak_bytes,
                 "predicted_ns": predicted.step_ns,
@@ -225,8 +224,8 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
             }
         )
     else:
-        print(verdict)
-    return ExitCode.DONE if verdict.equal else ExitCode.NO
+        print(answer)
+    return ExitCode.DONE if answer.equal else ExitCode.NO
 
 
 def shown_solver(quiet: bool) -> Any:

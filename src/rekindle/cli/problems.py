@@ -23,13 +23,16 @@ from rekindle.core import (
     simulate,
     write_schedule,
 )
+from rekindle.core.files import problem_from_record, read_json
 from rekindle.errors import FileError, InvalidSchedule
+from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver, run_solver
 from rekindle.solve.base import unavailable
 from rekindle.solve.pareto import pareto
 from rekindle.solve.smallest import min_budget
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
+PLAN_FORMAT = "rekindle.plan"
 MAX_SEED = 2**31 - 1  # what every solver library takes
 
 
@@ -56,7 +59,7 @@ def add_commands(commands: Any) -> None:
         description="Finds the trade-off between memory and time from one shared search.",
         allow_abbrev=False,
     )
-    curve.add_argument("problem", metavar="PROBLEM.json")
+    curve.add_argument("problem", metavar="PROBLEM.json|PLAN.json")
     curve.add_argument("--points", type=points, default=12, metavar="N", help="default 12")
     curve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
     curve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
@@ -112,7 +115,7 @@ def points(text: str) -> int:
 
 
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = problem_in(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
     with shown(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
@@ -157,13 +160,20 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
+def problem_in(record: Any, path: str) -> Problem:
+    """The problem that a problem file is, or that a plan file holds."""
+    if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
+        return problem_from_record(record.get("problem"), f"{path}: problem")
+    return problem_from_record(record, path)
+
+
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
     problem = read_problem(arguments.problem)
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
     if arguments.output is not None:
-        _check_writable(arguments.output)
+        check_writable(arguments.output)
     with shown(problem, quiet=arguments.quiet):
         solution = run_solver(
             solver, problem, budget, time_limit_s=arguments.time_limit, seed=arguments.seed
@@ -186,7 +196,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.USAGE if solution.status is Status.ERROR else ExitCode.INFEASIBLE
 
 
-def _check_writable(path: str) -> None:
+def check_writable(path: str) -> None:
     """Before the solver starts: minutes of work must not end at a folder that is not there."""
     folder = Path(path).parent
     if Path(path).is_dir():
@@ -241,7 +251,15 @@ def _solve_text(
         share = f", {percent_of(amount, base_peak)} of keep-all"
         return f"{show.size(problem, amount)} ({amount}{share})"
 
-    lines = [
+    lines = []
+    if solution.schedule is not None:
+        facts = Facts(
+            budget=record["budget"],
+            bound=solution.bound,
+            optimal=solution.status is Status.OPTIMAL,
+        )
+        lines.append(verdict(account(problem, solution.schedule, facts)))
+    lines += [
         f"problem   {problem.name or arguments.problem}: {len(problem.ops)} ops, "
         f"{len(problem.values)} values",
         f"keep-all  peak {show.size(problem, base_peak)}, "

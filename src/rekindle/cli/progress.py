@@ -56,6 +56,9 @@ def _line(problem: Problem, progress: Progress) -> str:
         parts.append(f"cost {show.cost(problem, progress.cost)}")
     if progress.bound is not None:
         parts.append(f"bound {show.cost(problem, int(progress.bound))}")
+        if progress.cost is not None and progress.bound > 0:
+            gap = max(0.0, progress.cost / progress.bound - 1)
+            parts.append(f"gap {show.percent(gap)}")
     if progress.text:
         parts.append(progress.text)
     return ", ".join(parts)

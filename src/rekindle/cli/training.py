@@ -10,13 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rekindle.api import rematerialize
+from rekindle.api import Plan, rematerialize
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
+from rekindle.describe import account_of
 from rekindle.errors import BudgetInfeasible
-from rekindle.profile import measure_step
+from rekindle.profile import StepMeasurement, measure_step
+from rekindle.report import verdict
 
 BUDGETS = (1.0, 0.5, 0.3)
+REPORTED = 0.5  # the budget that the report page is about
+CURVE_LIMIT_S = 4.0
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 256, 128, 128, 4, 4, 8
 
 
@@ -66,8 +70,9 @@ class Run:
 
     losses: tuple[float, ...]
     gradients: dict[str, torch.Tensor]
-    peak_bytes: int
+    measured: StepMeasurement
     step_s: float
+    plan: Plan | None = None
 
     def same_as(self, other: "Run") -> bool:
         return self.losses == other.losses and all(
@@ -75,43 +80,57 @@ class Run:
         )
 
 
-def run_training(num_steps: int, *, as_json: bool) -> ExitCode:
+def run_training(num_steps: int, page: str, *, as_json: bool) -> ExitCode:
     torch.manual_seed(0)
     model = GPT().train()
     text = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) * 7 % 61 % VOCABULARY
     eager = _train(copy.deepcopy(model), None, text, num_steps)
-    records = [_record("eager", eager, eager, 0.0)]
+    records = [_record("eager", eager, eager)]
+    reported = None
     for budget in BUDGETS:
-        records.append(_budgeted(copy.deepcopy(model), text, num_steps, budget, eager))
+        run = _budgeted(copy.deepcopy(model), text, num_steps, budget)
+        if isinstance(run, Run):
+            record = _record(_share(budget), run, eager)
+            reported = run if budget == REPORTED or reported is None else reported
+        else:
+            record = {
+                "budget": _share(budget), "peak": None, "message": str(run), "gradients_equal": True
+            }  # fmt: skip
+        records.append(record)
         if not as_json:
-            print(f"trained at {100 * budget:.0f} % ...", flush=True)
-    equal = all(r["gradients_equal"] for r in records if r["peak"] is not None)
+            print(f"trained at {record['budget']}. {record.get('verdict') or run}", flush=True)
+    equal = all(r["gradients_equal"] for r in records)
+    assert reported is not None
+    assert reported.plan is not None
+    path = reported.plan.report(page, measured=reported.measured, time_limit_s=CURVE_LIMIT_S)
     if as_json:
-        show.print_json({"steps": num_steps, "runs": records, "gradients_equal": equal})
+        show.print_json(
+            {"steps": num_steps, "runs": records, "gradients_equal": equal, "report": str(path)}
+        )
     else:
-        rows = [_row(r) for r in records]
         head = ("budget", "loss", "measured peak", "time per step", "gradients equal")
-        print(show.table(head, rows))
+        print(show.table(head, [_row(r) for r in records]))
+        print(f"The report page of the plan at {_share(REPORTED)}: {path}")
     return ExitCode.DONE if equal else ExitCode.NO
 
 
+def _share(budget: float) -> str:
+    return f"{100 * budget:.0f} %"
+
+
 def _budgeted(
-    model: nn.Module, text: torch.Tensor, num_steps: int, budget: float, eager: Run
-) -> dict[str, Any]:
-    name = f"{100 * budget:.0f} %"
+    model: nn.Module, text: torch.Tensor, num_steps: int, budget: float
+) -> "Run | BudgetInfeasible":
     try:
-        managed = rematerialize(
-            model, (text,), budget=budget, time_limit_s=10, profile="estimate", on_miss="raise"
-        )
+        managed = rematerialize(model, (text,), budget=budget, time_limit_s=5, on_miss="raise")
     except BudgetInfeasible as error:
-        return {"budget": name, "peak": None, "message": str(error), "gradients_equal": True}
-    run = _train(model, managed, text, num_steps)
-    return _record(name, run, eager, managed.plan.overhead)
+        return error
+    return _train(model, managed, text, num_steps)
 
 
 def _train(model: nn.Module, managed: nn.Module | None, text: torch.Tensor, num_steps: int) -> Run:
     call = managed or model
-    peak = measure_step(call, (text,), num_steps=1, num_warmup=1).peak_bytes
+    measured = measure_step(call, (text,), num_steps=5, num_warmup=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(1)
     losses, times = [], []
@@ -124,19 +143,24 @@ def _train(model: nn.Module, managed: nn.Module | None, text: torch.Tensor, num_
         losses.append(float(loss.detach()))
         optimizer.step()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return Run(tuple(losses), gradients, peak, sorted(times)[len(times) // 2])
+    plan = None if managed is None else managed.plan
+    return Run(tuple(losses), gradients, measured, sorted(times)[len(times) // 2], plan)
 
 
-def _record(name: str, run: Run, eager: Run, overhead: float) -> dict[str, Any]:
-    return {
+def _record(name: str, run: Run, eager: Run) -> dict[str, Any]:
+    peak, whole = run.measured.peak_bytes, eager.measured.peak_bytes
+    record: dict[str, Any] = {
         "budget": name,
         "loss": run.losses[-1],
-        "peak": run.peak_bytes,
-        "peak_share": run.peak_bytes / eager.peak_bytes,
+        "peak": peak,
+        "peak_share": peak / whole,
         "step_s": run.step_s,
-        "planned_overhead": overhead,
+        "planned_overhead": 0.0 if run.plan is None else run.plan.overhead,
         "gradients_equal": run.same_as(eager),
     }
+    if run.plan is not None:
+        record["verdict"] = verdict(account_of(run.plan))
+    return record
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ from rekindle.core.files import (
 )
 from rekindle.core.problem import Op, Phase, Problem, Value
 from rekindle.core.schedule import Schedule, keep_all
-from rekindle.core.simulate import Trace, simulate
+from rekindle.core.simulate import Copy, Trace, copies, simulate
 from rekindle.core.solution import Solution, Status, gap_sentence
 
 __all__ = [
+    "Copy",
     "Op",
     "Phase",
     "Problem",
@@ -28,6 +29,7 @@ __all__ = [
     "Value",
     "check_problem",
     "check_schedule",
+    "copies",
     "gap_sentence",
     "keep_all",
     "parse_budget",

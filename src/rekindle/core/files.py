@@ -231,16 +231,23 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    write_text(path, json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Writes the whole file or nothing: a temporary file in the same folder, then one rename."""
     target = Path(path)
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(
             "wb", dir=target.parent, prefix=f".{target.name}.", delete=False
         ) as file:
             temporary = Path(file.name)
-            file.write(text.encode("utf-8"))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)

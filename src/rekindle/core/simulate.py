@@ -29,6 +29,15 @@ class Trace:
         return sum(r - 1 for r in self.runs if r > 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One making of a value: alive from step `first` to step `last`, both included."""
+
+    value_id: int
+    first: int
+    last: int  # the number of steps where the copy outlives the schedule
+
+
 def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     """The native trace of a valid schedule; raises InvalidSchedule for any other."""
     native = problem.native
@@ -62,6 +71,11 @@ def simulate(problem: Problem, schedule: Schedule) -> Trace:
         cost=cost,
         runs=runs,
     )
+
+
+def copies(problem: Problem, schedule: Schedule) -> tuple[Copy, ...]:
+    """Every copy that a valid schedule makes, in the order it makes them."""
+    return tuple(Copy(*row) for row in run_native(problem, schedule).copies)
 
 
 def _sentence(problem: Problem, trace: _native.Trace) -> str:

@@ -69,11 +69,11 @@ class Sqrt:
         plans: list[Sequence[int]] = [keep_all(problem).ops]
         stopped_by = ""
         try:
-            for count in _segment_counts(len(_forward_ops(problem)), self.max_trials):
+            for plan in segmentations(problem, self.max_trials):
+                plans.append(plan)
                 if time.monotonic() > deadline:
                     stopped_by = "time limit"
                     break
-                plans.append(segmented(problem, count))
         except KeyboardInterrupt:
             stopped_by = "interrupt"
         return answer(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
@@ -212,6 +212,12 @@ def _forward_ops(problem: Problem) -> list[int]:
     if loss is None:
         return list(range(len(problem.ops)))
     return [i for i, op in enumerate(problem.ops) if i < loss and op.phase != "backward"]
+
+
+def segmentations(problem: Problem, max_trials: int = 48) -> Iterator[list[int]]:
+    """Schedules in two, three, ... equal segments."""
+    for count in _segment_counts(len(_forward_ops(problem)), max_trials):
+        yield segmented(problem, count)
 
 
 def _segment_counts(num_ops: int, max_trials: int) -> Iterator[int]:

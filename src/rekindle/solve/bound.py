@@ -10,6 +10,14 @@ import time
 
 from rekindle import _native
 from rekindle.core import Problem, Trace, keep_all, simulate
+from rekindle.solve.base import without_dead_ops
+
+
+def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None:
+    """A lower bound on the cost of any schedule within the budget; None if there is none."""
+    small, _ = without_dead_ops(problem)
+    extra, infeasible = best_bound(small, budget, time_limit_s)
+    return None if infeasible else sum(op.cost for op in small.ops) + extra
 
 
 def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int, bool]:

@@ -13,6 +13,7 @@ search that a time limit ends, finds what it finds, and two budgets close to eac
 out the wrong way round by what such a search leaves to gain.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,35 +43,37 @@ def pareto(
     seed: int = 0,
     solver: Solver | None = None,
 ) -> tuple[Point, ...]:
-    """The curve, from the smallest peak to keep-all; strictly falling in cost."""
+    """The curve, from the smallest peak to keep-all; strictly falling in cost. An interrupt ends
+    the search, and gives what was found."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)
     least = sum(op.cost for op in without_dead_ops(problem)[0].ops)  # each runs at least once
-    points = [_point(problem, plain, least)]
-    lowest = _point(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
-    points.append(lowest)
-    before: Schedule = lowest.schedule
-    ladder = _ladder(lowest.peak, points[0].peak, num_points)
-    for k, budget in enumerate(ladder):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        solution = run_solver(
-            solver,
-            problem,
-            budget,
-            time_limit_s=left / (len(ladder) - k),
-            seed=seed,
-            warm_start=before,
-        )
-        if solution.schedule is not None:
-            before = solution.schedule
-            points.append(_point(problem, before, solution.bound))
-        if solution.stopped_by == "interrupt":
-            break
+    points = [point_of(problem, plain, least)]
+    with contextlib.suppress(KeyboardInterrupt):  # the points so far are the answer
+        lowest = point_of(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
+        points.append(lowest)
+        before: Schedule = lowest.schedule
+        ladder = _ladder(lowest.peak, points[0].peak, num_points)
+        for k, budget in enumerate(ladder):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            solution = run_solver(
+                solver,
+                problem,
+                budget,
+                time_limit_s=left / (len(ladder) - k),
+                seed=seed,
+                warm_start=before,
+            )
+            if solution.schedule is not None:
+                before = solution.schedule
+                points.append(point_of(problem, before, solution.bound))
+            if solution.stopped_by == "interrupt":
+                break
     return envelope(points)
 
 
@@ -142,6 +145,7 @@ def _ladder(low: int, high: int, num_points: int) -> list[int]:
     return sorted({low + (high - low) * k // (num_points - 1) for k in range(num_points - 1)})
 
 
-def _point(problem: Problem, schedule: Schedule, bound: int | None = None) -> Point:
+def point_of(problem: Problem, schedule: Schedule, bound: int | None = None) -> Point:
+    """Where a schedule stands."""
     trace = simulate(problem, schedule)
     return Point(trace.peak, trace.cost, schedule, bound)

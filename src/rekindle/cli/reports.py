@@ -1,0 +1,188 @@
+"""`explain`, `report` and `export`: what a plan, or a problem with a schedule, does.
+
+All three read a plan file, or a problem file and a schedule file; a problem alone stands for
+keeping everything.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.cli import show
+from rekindle.cli.exits import ExitCode
+from rekindle.cli.problems import BUDGET_HELP, PLAN_FORMAT, check_writable, points, seconds
+from rekindle.cli.progress import shown
+from rekindle.core import keep_all, parse_budget, simulate
+from rekindle.core.files import (
+    problem_from_record,
+    read_json,
+    schedule_from_record,
+    write_bytes,
+    write_json,
+)
+from rekindle.describe import (
+    CURVE_LIMIT_S,
+    account_of,
+    account_of_schedule,
+    command,
+    with_curve,
+    with_verdict,
+)
+from rekindle.errors import RekindleError
+from rekindle.report import Account, explain, explain_module, verdict
+from rekindle.report.text import explain_record
+from rekindle.report.trace import chrome_trace, snapshot_bytes
+from rekindle.solve.pareto import pareto
+
+if TYPE_CHECKING:
+    from rekindle.stored import StoredPlan
+
+_SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
+
+
+def add_commands(commands: Any) -> None:
+    explain_ = commands.add_parser(
+        "explain",
+        help="what is saved, what runs again, by module and why",
+        description="Tells what a plan saves for the backward and what it computes again, by "
+        "module and why, and what is alive at the peak. Identical layers share a line.",
+        allow_abbrev=False,
+    )
+    _inputs(explain_)
+    explain_.add_argument("--module", metavar="PATH", help="this module alone, in one sentence")
+    explain_.set_defaults(run=run_explain)
+
+    report = commands.add_parser(
+        "report",
+        help="the same and more as one HTML page",
+        description="Writes one self-contained HTML page: memory over the step, the trade-off, "
+        "what is alive at the peak, the table by module.",
+        allow_abbrev=False,
+    )
+    _inputs(report)
+    report.add_argument("-o", "--output", metavar="FILE.html", default="report.html")
+    report.add_argument(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="run the plan on its model: measure it, and compare it with the original",
+    )
+    report.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=CURVE_LIMIT_S,
+        metavar="S",
+        help="for the trade-off curve (default 20)",
+    )
+    report.add_argument("--points", type=points, default=9, metavar="N", help="of it (default 9)")
+    report.add_argument("--no-curve", action="store_true", help="leave the trade-off curve out")
+    report.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    report.set_defaults(run=run_report)
+
+    export = commands.add_parser(
+        "export",
+        help="the step as a file for PyTorch's memory_viz or for Perfetto",
+        description="memory-viz: a memory snapshot as PyTorch writes them, for "
+        "pytorch.org/memory_viz. chrome-trace: JSON for ui.perfetto.dev or chrome://tracing.",
+        allow_abbrev=False,
+    )
+    _inputs(export)
+    export.add_argument("--format", required=True, choices=tuple(_SUFFIXES))
+    export.add_argument("-o", "--output", metavar="FILE", help="default: the input's name")
+    export.set_defaults(run=run_export)
+
+
+def _inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="PLAN.json|PROBLEM.json")
+    parser.add_argument("schedule", nargs="?", metavar="SCHEDULE.json", help="with a problem")
+    parser.add_argument("--budget", metavar="B", help=f"with a problem: {BUDGET_HELP}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_explain(arguments: argparse.Namespace) -> ExitCode:
+    found, _ = read_account(arguments)
+    if arguments.module is not None:
+        sentence = explain_module(found, arguments.module)
+        if arguments.json:
+            show.print_json({"module": arguments.module, "sentence": sentence})
+        else:
+            print(sentence)
+    elif arguments.json:
+        show.print_json(explain_record(found))
+    else:
+        print(explain(found))
+    return ExitCode.DONE
+
+
+def run_report(arguments: argparse.Namespace) -> ExitCode:
+    from rekindle.report.html import write_page
+
+    check_writable(arguments.output)
+    found, plan = read_account(arguments)
+    if arguments.model is not None:
+        if plan is None:
+            raise RekindleError("--model runs a plan: give a plan file, as `rekindle plan` makes")
+        found = _measured(found, plan, arguments)
+    if not arguments.no_curve:
+        with shown(found.problem, quiet=arguments.quiet or arguments.json):
+            curve = pareto(
+                found.problem, num_points=arguments.points, time_limit_s=arguments.time_limit
+            )
+        found = with_curve(found, curve)
+    path = write_page(found, arguments.output)
+    if arguments.json:
+        show.print_json({**found.record(), "verdict": verdict(found), "report": str(path)})
+    else:
+        print(verdict(found))
+        print(f"written to {path}")
+    return ExitCode.NO if found.facts.equal is False else ExitCode.DONE
+
+
+def _measured(found: Account, plan: "StoredPlan", arguments: argparse.Namespace) -> Account:
+    from rekindle.cli.models import load_sample
+    from rekindle.equality import verify
+
+    model, args, kwargs = load_sample(arguments.model)
+    managed = plan.apply(model, args, kwargs, on_miss="raise")
+    return with_verdict(found, verify(model, managed, args, kwargs, costs=True))
+
+
+def run_export(arguments: argparse.Namespace) -> ExitCode:
+    output = arguments.output or f"{Path(arguments.input).stem}{_SUFFIXES[arguments.format]}"
+    check_writable(output)
+    found, _ = read_account(arguments)
+    if arguments.format == "memory-viz":
+        write_bytes(output, snapshot_bytes(found))
+        where = "open it at pytorch.org/memory_viz"
+    else:
+        write_json(output, chrome_trace(found))
+        where = "open it at ui.perfetto.dev or chrome://tracing"
+    if arguments.json:
+        show.print_json({**found.record(), "format": arguments.format, "output": output})
+    else:
+        print(verdict(found))
+        print(f"written to {output}: {where}")
+    return ExitCode.DONE
+
+
+def read_account(arguments: argparse.Namespace) -> "tuple[Account, StoredPlan | None]":
+    """From a plan file, or from a problem and a schedule."""
+    record = read_json(arguments.input)
+    commands = [command(sys.argv[1:])]
+    if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
+        from rekindle.stored import load_plan
+
+        if arguments.schedule is not None or arguments.budget is not None:
+            raise RekindleError("a plan file holds its schedule and its budget: give it alone")
+        plan = load_plan(arguments.input)
+        return account_of(plan, commands=commands), plan
+    problem = problem_from_record(record, arguments.input)
+    schedule, solver = keep_all(problem), "keep-all"
+    if arguments.schedule is not None:
+        given = read_json(arguments.schedule)
+        schedule = schedule_from_record(given, problem, arguments.schedule)
+        solver = str(given.get("solver", ""))
+    budget = None
+    if arguments.budget is not None:
+        budget = parse_budget(arguments.budget, simulate(problem, keep_all(problem)).peak)
+    return account_of_schedule(problem, schedule, budget, solver, commands), None

@@ -1,0 +1,185 @@
+"""The account for a terminal: the verdict in one line, the tables of `explain`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.report import numbers
+from rekindle.report.account import KINDS, Account, Alive
+from rekindle.report.modules import OWN, Row, module_row, module_rows
+from rekindle.report.places import shown
+
+MAX_ALIVE = 20
+MAX_ROWS = 40  # of the table by module: as deep as fits
+
+
+def verdict(account: Account) -> str:
+    """Whether it fits, the peak before and after, the extra time, what is proven: one line."""
+    problem, trace, facts = account.problem, account.trace, account.facts
+
+    def size(amount: int) -> str:
+        return numbers.size(problem, amount)
+
+    if facts.budget is None:
+        start = "Peak"
+    else:
+        start = f"{'Fits' if account.fits else 'Does not fit'} {size(facts.budget)}: peak"
+    again = trace.num_recomputed
+    smallest = ""
+    if account.fits is False and facts.curve:
+        smallest = f"; the smallest peak found is {size(min(p.peak for p in facts.curve))}"
+    return ", ".join(
+        (
+            f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
+            f"{numbers.signed_percent(account.overhead)} time",
+            f"{numbers.counted(again, 'op')} run again" if again else "nothing runs again",
+            account.gap,
+        )
+    )
+
+
+def explain(account: Account) -> str:
+    """What is saved, what runs again, by module and why, and what is alive at the peak."""
+    problem = account.problem
+    saved, kept = sum(account.saved), sum(account.base_saved)
+    extra = account.trace.cost - account.base.cost
+    lines = [verdict(account), ""]
+    if account.turn is not None:
+        lines.append(
+            f"The forward leaves {numbers.size(problem, saved)} for the backward, of "
+            f"{numbers.size(problem, kept)} when everything is kept; "
+            f"{numbers.counted(account.trace.num_recomputed, 'op')} run again, "
+            f"{numbers.cost(problem, max(0, extra))}."
+        )
+        lines.append("")
+    rows = _shallow(module_rows(account))
+    head = ("module", "saved", "of keep-all", "recomputed", "extra time", "why")
+    lines.append(table(head, (_cells(account, row) for row in rows), right=(1, 2, 3, 4)))
+    lines += ["", *_peak_lines(account)]
+    return "\n".join(lines)
+
+
+def _shallow(rows: Sequence[Row]) -> list[Row]:
+    """The rows down to the deepest level that fits."""
+    for depth in range(12, 1, -1):
+        found = [row for row in rows if row.depth <= depth]
+        if len(found) <= MAX_ROWS:
+            return found
+    return [row for row in rows if row.depth <= 1]
+
+
+def _cells(account: Account, row: Row) -> tuple[str, ...]:
+    problem = account.problem
+    name = "  " * row.depth + row.label
+    return (
+        f"{name} (x{row.num_modules})" if row.num_modules > 1 else name,
+        numbers.size(problem, row.saved),
+        numbers.size(problem, row.keep_all_saved),
+        str(row.num_recomputed or "-"),
+        numbers.cost(problem, row.extra_cost) if row.extra_cost else "-",
+        row.why,
+    )
+
+
+def _peak_lines(account: Account) -> list[str]:
+    step = account.trace.peak_step
+    if step < 0:
+        return ["Nothing runs."]
+    problem = account.problem
+    place = account.places[account.schedule.ops[step]]
+    alive = account.alive_at_peak
+    lines = [
+        f"Alive at the peak, {numbers.size(problem, account.trace.peak)} at step {step} of "
+        f"{len(account.schedule)} ({place.call} in {shown(place.module)}):"
+    ]
+    rows = [alive_cells(account, item) for item in alive[:MAX_ALIVE]]
+    head = ("bytes", "count", "made by", "in", "what", "to make one again")
+    lines.append(table(head, rows, right=(0, 1, 5)))
+    if len(alive) > MAX_ALIVE:
+        rest = sum(item.num_bytes for item in alive[MAX_ALIVE:])
+        lines.append(f"and {len(alive) - MAX_ALIVE} more, {numbers.size(problem, rest)}")
+    return lines
+
+
+def alive_cells(account: Account, item: Alive) -> tuple[str, ...]:
+    problem = account.problem
+    return (
+        numbers.size(problem, item.num_bytes),
+        f"{item.count} x {numbers.size(problem, item.bytes_each)}" if item.count > 1 else "1",
+        item.call,
+        item.modules,
+        KINDS[item.kind],
+        "-" if item.again_cost is None else numbers.cost(problem, item.again_cost),
+    )
+
+
+def explain_module(account: Account, module: str) -> str:
+    """One module in one sentence."""
+    row = module_row(account, module)
+    if row is None:
+        some = ", ".join(r.path for r in module_rows(account) if r.depth == 1 and r.label != OWN)
+        some = some[:200]
+        raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
+    problem = account.problem
+    return (
+        f"{module}: {numbers.size(problem, row.saved)} saved for the backward of "
+        f"{numbers.size(problem, row.keep_all_saved)}, "
+        f"{numbers.counted(row.num_recomputed, 'op')} run again "
+        f"({numbers.cost(problem, row.extra_cost)}); {row.why}."
+    )
+
+
+def explain_record(account: Account) -> dict[str, Any]:
+    """All that `explain` says, as JSON data."""
+    return {
+        **account.record(),
+        "verdict": verdict(account),
+        "modules": [
+            {
+                "module": row.path,
+                "depth": row.depth,
+                "num_modules": row.num_modules,
+                "num_ops": row.num_ops,
+                "saved": row.saved,
+                "keep_all_saved": row.keep_all_saved,
+                "num_recomputed": row.num_recomputed,
+                "extra_cost": row.extra_cost,
+                "why": row.why,
+            }
+            for row in module_rows(account)
+        ],
+        "alive_at_peak": [
+            {
+                "modules": item.modules,
+                "op": item.call,
+                "kind": KINDS[item.kind],
+                "count": item.count,
+                "bytes_each": item.bytes_each,
+                "bytes": item.num_bytes,
+                "again_cost": item.again_cost,
+            }
+            for item in account.alive_at_peak
+        ],
+    }
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int = 1,
+    right: Sequence[int] | None = None,
+) -> str:
+    """Columns wide enough for their cells; those in `right`, else all but the first `left`, stand
+    right."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    flush = set(range(left, len(head)) if right is None else right)
+
+    def text(line: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if k in flush else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([text(lines[0]), "  ".join("-" * w for w in widths), *map(text, lines[1:])])
