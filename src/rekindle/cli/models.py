@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, seconds, seed
+from rekindle.cli.problems import BUDGET_HELP, add_wishes, seconds, seed
 from rekindle.cli.profiles import (
     add_budget_options,
     add_profile_options,
@@ -55,7 +55,11 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
     plan.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
+    plan.add_argument(
+        "--no-cache", action="store_true", help="solve anew, even where a solution is kept on disk"
+    )
     add_budget_options(plan)
+    add_wishes(plan)
     _common(plan)
     plan.set_defaults(run=run_plan)
 
@@ -72,6 +76,7 @@ def add_commands(commands: Any) -> None:
     choice.add_argument("--plan", metavar="PLAN.json", help="a plan file to apply")
     verify.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
     verify.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    add_wishes(verify)
     _common(verify)
     verify.set_defaults(run=run_verify)
 
@@ -139,6 +144,9 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
             seed=arguments.seed,
             on_progress=listener,
             hold_outputs=not arguments.outputs_dropped,
+            save=arguments.save,
+            recompute=arguments.recompute,
+            cache=not arguments.no_cache,
             **budget_options(arguments),
             **profile_options(arguments),
         )
@@ -159,6 +167,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "budget": found.budget_bytes,
                 "bound": found.bound,
                 "num_recomputed": trace.num_recomputed,
+                "kept": found.kept,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
                 "predicted_ns": predicted.step_ns,
@@ -172,6 +181,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         f"{show.size(problem, found.peak_bytes)} (budget "
         f"{show.size(problem, found.budget_bytes or 0)}), {100 * found.overhead:+.1f} % time, "
         f"{trace.num_recomputed} ops run again; {found.solver}, {found.status.value}"
+        f"{', kept from an earlier run' if found.kept else ''}"
     )
     print(
         f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
@@ -205,6 +215,8 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
                 on_miss="raise",
                 on_progress=listener,
                 hold_outputs=not arguments.outputs_dropped,
+                save=arguments.save,
+                recompute=arguments.recompute,
                 **profile_options(arguments),
             )
     verdict = verify(model, managed, args, kwargs, costs=True)

@@ -208,6 +208,16 @@ def write_schedule(
     write_json(path, schedule_record(problem, schedule, solver, seed))
 
 
+def cache_home() -> Path:
+    """Where measurements and solutions are kept: $REKINDLE_CACHE_DIR, else
+    $XDG_CACHE_HOME/rekindle, else ~/.cache/rekindle."""
+    own = os.environ.get("REKINDLE_CACHE_DIR")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rekindle"
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         text = Path(path).read_bytes().decode("utf-8")
