@@ -45,6 +45,10 @@ class CaptureError(RekindleError):
     """A model that cannot be captured; names the op and the source line where there is one."""
 
 
+class NothingToPlan(CaptureError):
+    """A call that computes nothing, or nothing that a gradient goes through."""
+
+
 class PlanMismatch(RekindleError):
     """A plan applied to a model, input, torch or device it was not made for."""
 
