@@ -12,7 +12,6 @@ for its backward is still there while the next one runs, so all together may nee
 Patterns of `save` and `recompute` mean ops here ("aten.mm*"): Dynamo's graph has no modules.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,16 +19,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from rekindle.api import MAX_PLANS, Options, manage_plan
-from rekindle.errors import NothingToPlan, RekindleError
+from rekindle.errors import NothingToPlan
+from rekindle.integrate.settings import settings_of
 
 log = logging.getLogger("rekindle")
-_NOT_HERE = frozenset({"loss_fn", "on_progress"})  # Dynamo's graph has no place for them
 _said: set[str] = set()
-
-
-class BadOption(RekindleError, ValueError):
-    """An entry of `options` that the backend does not know."""
 
 
 def backend(
@@ -40,10 +34,9 @@ def backend(
     **_: Any,
 ) -> Callable[..., Any]:
     """What Dynamo calls once per graph."""
-    settings, max_plans = _settings(options)
+    settings = settings_of(options or {}, "backend 'rekindle' (torch.compile's options={...})")
     _tell_of_break(graph)
-    managed = manage_plan(settings, None, _Graph(graph), (), {}, True, "replan", max_plans)
-    return _Planned(graph, managed)
+    return _Planned(graph, settings.manage(_Graph(graph)))
 
 
 class _Graph(nn.Module):  # type: ignore[misc]
@@ -73,26 +66,6 @@ class _Planned:
             log.info("a graph of torch.compile runs without a plan: %s", error)
             self.managed = None
             return self.graph(*args)
-
-
-def _settings(options: Mapping[str, Any] | None) -> tuple[Options, int]:
-    given = dict(options or {})
-    max_plans = given.pop("max_plans", MAX_PLANS)
-    known = [f.name for f in dataclasses.fields(Options) if f.name not in _NOT_HERE]
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise BadOption(
-            f"backend 'rekindle' has no option {unknown[0]!r}; it knows "
-            f"{', '.join([*known, 'max_plans'])}"
-        )
-    if not any(given.get(name) is not None for name in ("budget", "device_budget", "schedule")):
-        raise BadOption(
-            "backend 'rekindle' needs a budget: torch.compile(model, backend='rekindle', "
-            "options={'budget': '8GiB'})"
-        )
-    settings = Options(**given)
-    _ = settings.wishes  # refused now, not at the first call
-    return settings, max_plans
 
 
 def _tell_of_break(graph: fx.GraphModule) -> None:

@@ -180,6 +180,10 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
     return type(cls.__name__, (Managed, cls), body)
 
 
+def is_managed(model: nn.Module) -> bool:
+    return KEY in model.__dict__
+
+
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     """The managed module: the given object itself, or a new one that shares what it holds."""
     cls = managed_class(type(model))  # type: ignore[arg-type]
