@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Budget = int | float | str
 Patterns = str | Sequence[str]
+Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], "Plan"]
 MAX_PLANS = 8
 
 
@@ -234,8 +235,9 @@ def manage_plan(
     inplace: bool,
     on_miss: OnMiss,
     max_plans: int = MAX_PLANS,
+    planner: Planner | None = None,
 ) -> nn.Module:
-    """The module that runs the plan, and plans again as `on_miss` says."""
+    """The module that runs the plan, and plans again (by `planner`) as `on_miss` says."""
     if on_miss not in ("eager", "replan", "raise"):
         raise ValueError(f"on_miss is {on_miss!r}; expected 'eager', 'replan' or 'raise'")
     if max_plans < 1:
@@ -244,7 +246,7 @@ def manage_plan(
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     manager = Manager(
         on_miss,
-        functools.partial(make_plan, options),
+        planner or functools.partial(make_plan, options),
         functools.partial(plan_again, options),
         options.loss_fn,
         max_plans,
@@ -260,14 +262,26 @@ def make_plan(
     joint = capture(model, args, kwargs, call=_call(options.loss_fn))
     given = None
     if options.device_budget is not None:
-        if options.budget is not None:
-            raise TypeError("give budget (of a step) or device_budget (of the device), not both")
-        residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
-        described = options.device_profile and load_device(options.device_profile).memory_bytes
-        given = device_budget_of(
-            options.device_budget, joint.device, residents, options.headroom, described or None
-        )
+        given = device_budget(options, model, args, kwargs, joint.device)
     return plan_joint(options, joint, type(model).__name__, given)
+
+
+def device_budget(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+) -> DeviceBudget:
+    """What the device's budget leaves for one step."""
+    assert options.device_budget is not None
+    if options.budget is not None:
+        raise TypeError("give budget (of a step) or device_budget (of the device), not both")
+    residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
+    described = options.device_profile and load_device(options.device_profile).memory_bytes
+    return device_budget_of(
+        options.device_budget, device, residents, options.headroom, described or None
+    )
 
 
 def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:

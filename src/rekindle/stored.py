@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -108,6 +108,7 @@ class StoredPlan:
         inplace: bool = False,
         on_miss: OnMiss = "eager",
         on_stale: Literal["raise", "replan"] = "raise",
+        loss_fn: Callable[..., Any] | None = None,
     ) -> nn.Module:
         """The managed model; refused where the plan was made for another graph, torch or device, or
         with `on_stale="replan"` made anew for the same budget and wishes."""
@@ -116,12 +117,13 @@ class StoredPlan:
         args, kwargs = tuple(args), dict(kwargs or {})
         options = Options(
             budget=self.budget_bytes,
+            loss_fn=loss_fn,
             hold_outputs=self.hold_outputs,
             save=self.save,
             recompute=self.recompute,
         )
         try:
-            plan = self._plan(model, args, kwargs)
+            plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
         except PlanMismatch as error:
             if on_stale == "raise" or self.budget_bytes is None:
                 raise
@@ -129,14 +131,24 @@ class StoredPlan:
             plan = make_plan(options, model, args, kwargs)
         return manage_plan(options, plan, model, args, kwargs, inplace, on_miss)
 
-    def _plan(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+    def plan_for(
+        self,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> Plan:
         """The plan as it was made, with this model's graph; raises PlanMismatch."""
         if self.torch != _release():
             raise PlanMismatch(
                 f"the plan was made with torch {self.torch}, this is {_release()}; plan again"
             )
         options = Options(
-            profile="estimate", schedule=self._checked, hold_outputs=self.hold_outputs
+            profile="estimate",
+            loss_fn=loss_fn,
+            schedule=self._checked,
+            hold_outputs=self.hold_outputs,
         )
         plan = make_plan(options, model, args, kwargs)
         device = plan.joint.device
@@ -192,6 +204,11 @@ def graph_hash(problem: Problem, program: Program) -> str:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    write_json(path, plan_record(plan))
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON data."""
     record: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -214,11 +231,15 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         record["bound"] = plan.bound
     if plan.budget_bytes is not None:
         record["budget"] = plan.budget_bytes
-    write_json(path, record)
+    return record
 
 
 def load_plan(path: str | os.PathLike[str]) -> StoredPlan:
-    record = read_json(path)
+    return stored_plan(read_json(path), str(path))
+
+
+def stored_plan(record: Any, path: str) -> StoredPlan:
+    """A checked plan from JSON data; raises FileError or InvalidSchedule with one sentence."""
     if type(record) is not dict or record.get("format") != FORMAT:
         raise FileError(f"{path} is not a plan file: expected format {FORMAT!r}")
     if record.get("version") != VERSION:

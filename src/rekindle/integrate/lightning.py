@@ -30,7 +30,7 @@ class RekindleCallback(Callback):  # type: ignore[misc]
         module: str | None = None,
         **options: Any,
     ) -> None:
-        self.settings = settings_of({"budget": budget, **options}, "RekindleCallback")
+        self.settings = settings_of({"budget": budget, **options}, "RekindleCallback", share=True)
         self.module = module
         self._managed: nn.Module | None = None
         self._looked = False

@@ -23,7 +23,7 @@ class RekindleCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, budget: int | float | str | None = None, **options: Any) -> None:
         self.settings = settings_of(
-            {"budget": budget, **options}, "RekindleCallback", hold_outputs=False
+            {"budget": budget, **options}, "RekindleCallback", share=True, hold_outputs=False
         )
         self._looked = False
 
