@@ -129,6 +129,7 @@ class Options:
     save: Patterns = ()
     recompute: Patterns = ()
     cache: bool = True
+    ranks: int = 1
 
     @property
     def wishes(self) -> Wishes:
@@ -162,6 +163,7 @@ def plan(
     save: Patterns = (),
     recompute: Patterns = (),
     cache: bool = True,
+    ranks: int = 1,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
@@ -172,7 +174,8 @@ def plan(
     drops all outputs but the loss before the backward, as `model(...).loss.backward()` does.
     `save` and `recompute` name ops that run once, and ops whose results are not kept for the
     backward, by module path ("blocks.*.mlp"), op ("aten.mm*"), or both ("blocks.*::mm").
-    `cache=False` solves anew, and keeps nothing.
+    `cache=False` solves anew, and keeps nothing. With several `ranks` a device budget leaves room
+    for the gradient buckets of DistributedDataParallel.
     """
     given = dict(locals())
     options = _options(given)
@@ -203,6 +206,7 @@ def rematerialize(
     save: Patterns = (),
     recompute: Patterns = (),
     cache: bool = True,
+    ranks: int = 1,
 ) -> nn.Module:
     """The same model, whose step never needs more than the budget; options as for `plan`.
 
@@ -277,7 +281,7 @@ def device_budget(
     assert options.device_budget is not None
     if options.budget is not None:
         raise TypeError("give budget (of a step) or device_budget (of the device), not both")
-    residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
+    residents = residents_of(model, (args, dict(kwargs)), options.optimizer, options.ranks)
     described = options.device_profile and load_device(options.device_profile).memory_bytes
     return device_budget_of(
         options.device_budget, device, residents, options.headroom, described or None

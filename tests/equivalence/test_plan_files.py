@@ -222,7 +222,7 @@ def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path) -> None:
+def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, capsys, monkeypatch) -> None:
     """Two plan the same model at once, a third is killed as soon as it writes: all that comes after
     finds a cache in order."""
     (tmp_path / "models.py").write_text(SOURCE)
@@ -241,8 +241,34 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path) -> None:
         assert json.loads(out)["peak"] <= json.loads(out)["budget"]
     for name in ("one", "two"):
         rekindle.Plan.load(tmp_path / f"{name}.json")
-    again = start(tmp_path)
-    out, err = again.communicate(timeout=200)
-    assert again.returncode == 0, err
-    assert json.loads(out)["kept"] is True
-    assert "estimated" not in json.loads(out)["costs"]
+    monkeypatch.setenv("REKINDLE_CACHE_DIR", str(cache))
+    monkeypatch.chdir(tmp_path)
+    again = ["plan", "models.py:small", "--budget", "0.7", "--time-limit", "3", "--json"]
+    assert main(again) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kept"] is True
+    assert "estimated" not in answer["costs"]
+
+
+# ---- several ranks
+
+
+def test_the_budget_of_each_rank(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(SOURCE)
+    common = ["plan", "models.py:small", "--time-limit", "2", "--profile", "estimate"]
+    asked = [*common, "--device-budget", "200KB", "--headroom", "0"]
+    answers = {}
+    for num in ("1", "4"):
+        assert main([*asked, "--ranks", num, "--json"]) == 0
+        answers[num] = json.loads(capsys.readouterr().out)
+    buckets = 8 * (24 * 24 + 24) * 4
+    assert answers["4"]["bucket_bytes"] == buckets
+    assert answers["1"]["budget"] - answers["4"]["budget"] == buckets
+    assert answers["4"]["device_budget"]["gradient buckets"] == buckets
+    assert main([*common, "--budget", "0.9", "--ranks", "4"]) == 0
+    assert "each of 4 ranks: " in capsys.readouterr().out
+    for bad in ("0", "-1", "many", "9" * 30):
+        with pytest.raises(SystemExit):
+            main([*common, "--budget", "0.9", "--ranks", bad])
+        assert "--ranks" in capsys.readouterr().err

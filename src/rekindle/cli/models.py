@@ -56,6 +56,14 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
     plan.add_argument(
+        "--ranks",
+        type=ranks,
+        default=1,
+        metavar="N",
+        help="of a data-parallel run: the budget is that of each rank, whose device also holds "
+        "gradient buckets (default 1)",
+    )
+    plan.add_argument(
         "--no-cache", action="store_true", help="solve anew, even where a solution is kept on disk"
     )
     add_budget_options(plan)
@@ -147,6 +155,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
             save=arguments.save,
             recompute=arguments.recompute,
             cache=not arguments.no_cache,
+            ranks=arguments.ranks,
             **budget_options(arguments),
             **profile_options(arguments),
         )
@@ -154,6 +163,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         found.save(arguments.output)
     trace = simulate(found.problem, found.schedule)
     predicted = found.predict()
+    buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
         show.print_json(
             {
@@ -165,6 +175,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "keep_all_peak": found.keep_all_peak_bytes,
                 "keep_all_cost": found.keep_all_cost_ns,
                 "budget": found.budget_bytes,
+                "ranks": arguments.ranks,
+                "bucket_bytes": buckets,
                 "bound": found.bound,
                 "num_recomputed": trace.num_recomputed,
                 "kept": found.kept,
@@ -187,6 +199,12 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
         f"step {show.cost(problem, predicted.step_ns)}"
     )
+    if arguments.ranks > 1:
+        print(
+            f"each of {arguments.ranks} ranks: {show.size(problem, found.budget_bytes or 0)} for a "
+            f"step, beside {show.size(problem, buckets)} of gradient buckets (none with "
+            "gradient_as_bucket_view=True)"
+        )
     for line in profile_lines(found):
         print(line)
     if arguments.output:
@@ -238,6 +256,19 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     else:
         print(verdict)
     return ExitCode.DONE if verdict.equal else ExitCode.NO
+
+
+def bucket_bytes(model: Any) -> int:
+    """What DistributedDataParallel allocates beside the gradients: a copy of them."""
+    from rekindle.profile import residents_of
+
+    return residents_of(model, ranks=2).buckets_bytes
+
+
+def ranks(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of ranks, 1 or more")
+    return int(text)
 
 
 def shown_solver(quiet: bool) -> Any:

@@ -75,7 +75,9 @@ def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.device_budget is None:
         return {}
     headroom = arguments.headroom
-    if headroom.replace(".", "", 1).isdigit() and "." in headroom:
+    if headroom == "0":
+        headroom = 0
+    elif headroom.replace(".", "", 1).isdigit() and "." in headroom:
         headroom = float(headroom)
     return {
         "device_budget": arguments.device_budget,

@@ -7,7 +7,7 @@ rank applies it only if its own graph is the one it was made for. An error of on
 all, so that none is left waiting.
 
 A device budget leaves room for the gradient buckets that DistributedDataParallel allocates beside
-the gradients (`buckets=False`: none, as with `gradient_as_bucket_view=True`).
+the gradients, unless you say `ranks=1`, which is right with `gradient_as_bucket_view=True`.
 
 What is planned later (`on_miss="replan"`) is planned by each rank for itself: another rank may not
 see the same shapes. Schedules may then differ; gradients do not depend on them.
@@ -38,7 +38,6 @@ def rematerialize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     group: Any = None,
-    buckets: bool = True,
     inplace: bool = False,
     on_miss: OnMiss = "eager",
     max_plans: int = MAX_PLANS,
@@ -46,7 +45,9 @@ def rematerialize(
 ) -> nn.Module:
     """`rekindle.rematerialize` on every rank of the group, with one plan for all."""
     kwargs = kwargs or {}
-    plan = shared_plan(Options(**options), model, args, kwargs, group=group, buckets=buckets)
+    ranks = dist.get_world_size(group) if several_ranks() else 1
+    given = Options(**{"ranks": ranks, **options})
+    plan = shared_plan(given, model, args, kwargs, group=group)
     return manage_plan(plan.options, plan, model, args, kwargs, inplace, on_miss, max_plans)
 
 
@@ -78,14 +79,13 @@ def shared_plan(
     kwargs: Mapping[str, Any],
     *,
     group: Any = None,
-    buckets: bool = True,
     alone_if_unlike: bool = False,
 ) -> Plan:
     """The plan of all ranks; every rank must call this. `alone_if_unlike`: ranks whose graphs
     differ, as with batches padded to different lengths, plan for themselves, for that budget."""
     if not several_ranks():
         return make_plan(options, model, args, kwargs)
-    wanted = _same_for_all(lambda: _budget(options, model, args, kwargs, buckets), group)
+    wanted = _same_for_all(lambda: _budget(options, model, args, kwargs), group)
     options = dataclasses.replace(options, budget=_smallest(wanted), device_budget=None)
     first = dist.get_rank(group) == 0
     plan: Plan | None = None
@@ -118,30 +118,15 @@ def shared_plan(
         return make_plan(options, model, args, kwargs)
 
 
-def bucket_bytes(model: nn.Module) -> int:
-    """What DistributedDataParallel allocates beside the gradients: a copy of them."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-
-
 Wanted = tuple[str, int | float]  # ("bytes", n) or ("fraction", f)
 
 
 def _budget(
-    options: Options,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    buckets: bool,
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Wanted:
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, next(model.parameters()).device)
-        left = given.step_bytes - (bucket_bytes(model) if buckets else 0)
-        if left <= 0:
-            raise BudgetInfeasible(
-                f"{given}, and DistributedDataParallel's buckets take {bucket_bytes(model):,} "
-                "bytes of that: nothing is left for a step", given.step_bytes - left
-            )  # fmt: skip
-        return "bytes", left
+        return "bytes", given.step_bytes
     budget = options.budget
     if isinstance(budget, float) or (isinstance(budget, str) and _is_fraction(budget)):
         parse_budget(budget, 1)  # refused here where it is out of range
