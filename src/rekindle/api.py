@@ -130,6 +130,7 @@ class Options:
     recompute: Patterns = ()
     cache: bool = True
     ranks: int = 1
+    cuda_graph: bool = False
 
     @property
     def wishes(self) -> Wishes:
@@ -164,6 +165,7 @@ def plan(
     recompute: Patterns = (),
     cache: bool = True,
     ranks: int = 1,
+    cuda_graph: bool = False,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
@@ -175,7 +177,8 @@ def plan(
     `save` and `recompute` name ops that run once, and ops whose results are not kept for the
     backward, by module path ("blocks.*.mlp"), op ("aten.mm*"), or both ("blocks.*::mm").
     `cache=False` solves anew, and keeps nothing. With several `ranks` a device budget leaves room
-    for the gradient buckets of DistributedDataParallel.
+    for the gradient buckets of DistributedDataParallel. `cuda_graph=True` records the step and
+    replays it: no time between kernels, and the memory of the step stays reserved.
     """
     given = dict(locals())
     options = _options(given)
@@ -207,6 +210,7 @@ def rematerialize(
     recompute: Patterns = (),
     cache: bool = True,
     ranks: int = 1,
+    cuda_graph: bool = False,
 ) -> nn.Module:
     """The same model, whose step never needs more than the budget; options as for `plan`.
 
@@ -302,7 +306,9 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
 def plan_joint(
     options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
 ) -> Plan:
-    program = analyse(joint, hold_outputs=options.hold_outputs)
+    if options.cuda_graph and joint.device.type != "cuda":
+        raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
+    program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     description = None if options.device_profile is None else load_device(options.device_profile)
     profile = profile_nodes(
         joint.nodes,
@@ -336,7 +342,7 @@ def plan_joint(
         profile=profile,
         device_budget=given,
         options=options,
-        runner=Runner(program, solution.schedule),
+        runner=Runner(program, solution.schedule, options.cuda_graph),
         kept=kept,
     )
 

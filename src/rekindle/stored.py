@@ -43,6 +43,7 @@ _KEYS = {
     "graph": str,
     "costs": dict,
     "hold_outputs": bool,
+    "cuda_graph": bool,
     "save": list,
     "recompute": list,
     "status": str,
@@ -69,6 +70,7 @@ class StoredPlan:
     costs_device: str  # whose costs these are, by name
     costs: tuple[tuple[str, int], ...]  # how many ops were measured, cached, estimated
     hold_outputs: bool
+    cuda_graph: bool
     budget_bytes: int | None
     save: tuple[str, ...]
     recompute: tuple[str, ...]
@@ -121,6 +123,7 @@ class StoredPlan:
             hold_outputs=self.hold_outputs,
             save=self.save,
             recompute=self.recompute,
+            cuda_graph=self.cuda_graph,
         )
         try:
             plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
@@ -144,11 +147,18 @@ class StoredPlan:
             raise PlanMismatch(
                 f"the plan was made with torch {self.torch}, this is {_release()}; plan again"
             )
+        where = {t.device.type for t in (*model.parameters(), *model.buffers())}
+        if where and self.device not in where:
+            raise PlanMismatch(
+                f"the plan was made for {self.device}, the model is on {', '.join(sorted(where))}; "
+                "plan again"
+            )
         options = Options(
             profile="estimate",
             loss_fn=loss_fn,
             schedule=self._checked,
             hold_outputs=self.hold_outputs,
+            cuda_graph=self.cuda_graph,
         )
         plan = make_plan(options, model, args, kwargs)
         device = plan.joint.device
@@ -221,6 +231,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             **{source.value: count for source, count in plan.profile.num_by_source.items()},
         },
         "hold_outputs": plan.program.held == plan.program.given,
+        "cuda_graph": plan.options.cuda_graph,
         "save": list(plan.options.wishes.save),
         "recompute": list(plan.options.wishes.recompute),
         "status": plan.status.name,
@@ -281,6 +292,7 @@ def stored_plan(record: Any, path: str) -> StoredPlan:
         costs_device=record["costs"]["device"],
         costs=costs,
         hold_outputs=record["hold_outputs"],
+        cuda_graph=record["cuda_graph"],
         budget_bytes=budget,
         save=tuple(record["save"]),
         recompute=tuple(record["recompute"]),
