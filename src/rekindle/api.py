@@ -106,7 +106,12 @@ class Plan:
 
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
         """What each amount of memory costs in time, from the smallest peak to keep-all."""
-        return pareto(self.problem, num_points=num_points, time_limit_s=time_limit_s)
+        return pareto(
+            self.problem,
+            num_points=num_points,
+            time_limit_s=time_limit_s,
+            wishes=self.options.wishes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

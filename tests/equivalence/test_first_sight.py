@@ -155,3 +155,25 @@ def test_a_forward_patched_after_managing(sample: bool) -> None:
     model.forward = types.MethodType(forward, model)
     assert torch.equal(model(x), patched()(x))
     assert model.plan is not None
+
+
+def test_a_model_with_attributes_of_those_names() -> None:
+    """`plan` and `plans` tell of the managed module, unless the model has its own."""
+
+    class Planner(nn.Module):
+        plans = ("a", "b")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.plan = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.plan(x).tanh() * len(self.plans)
+
+    torch.manual_seed(0)
+    model = Planner()
+    x = gaussian(0, CPU, 8, 16)
+    managed = lazily(model, on_miss="raise")
+    assert torch.equal(managed(x), model(x))
+    assert managed.plan is model.plan
+    assert managed.plans == ("a", "b")

@@ -129,9 +129,9 @@ def test_planning_again_is_quick_and_gives_the_same_plan(monkeypatch, tmp_path: 
     monkeypatch.setenv("REKINDLE_CACHE_DIR", str(tmp_path))
     options = {"profile": "measure", "budget": 0.7, "time_limit_s": 4}
     first = planned(make(num_layers=12), **options)
-    start = time.perf_counter()
+    start = time.process_time()  # of a busy machine, what is ours
     second = planned(make(num_layers=12), **options)
-    taken = time.perf_counter() - start
+    taken = time.process_time() - start
     assert not first.kept
     assert second.kept
     assert second.schedule == first.schedule

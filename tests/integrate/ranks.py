@@ -109,6 +109,11 @@ def ddp(rank: int) -> dict[str, Any]:
         wrapped.register_comm_hook(events, reduce_and_note)
         results[name] = train(wrapped, list(model.parameters()), rank)
         results[f"{name} events"] = events[-(len(events) // STEPS) :]
+        wrapped.zero_grad()
+        with wrapped.no_sync():
+            wrapped(batch(rank, 7)).square().mean().backward()
+        wrapped(batch(rank, 8)).square().mean().backward()
+        results[f"{name} accumulated"] = [digest(p.grad) for p in model.parameters()]
     return results
 
 
@@ -170,6 +175,9 @@ def one_plan(rank: int) -> dict[str, Any]:
     return {
         "keep_all": keep_all,
         "smallest wins": facts(planned(blocks(), rank, budget=mine)),
+        "device budgets": facts(
+            planned(blocks(), rank, budget=None, device_budget=f"{180 - 10 * rank}KB", headroom=0)
+        ),
         "measured": facts(planned(blocks(), rank, profile="measure", cache=False)),
         "out of reach": outcome(lambda: planned(blocks(), rank, budget=10**6 if rank else 100)),
         "other model": outcome(lambda: planned(blocks(5 + rank), rank)),

@@ -35,6 +35,7 @@ def test_data_parallel_gives_the_plain_gradients(results: Results) -> None:
     one, two = of(results, "ddp")
     for result in (one, two):
         assert result["managed"] == result["plain"]
+        assert result["managed accumulated"] == result["plain accumulated"]
         assert result["plan"]["again"] > 0
         assert result["plan"]["peak"] <= result["plan"]["budget"]
     assert one["managed"]["gradients"] == two["managed"]["gradients"]
@@ -70,6 +71,10 @@ def test_one_plan_and_the_smallest_budget(results: Results) -> None:
     one, two = of(results, "one_plan")
     assert one["smallest wins"] == two["smallest wins"]
     assert one["smallest wins"]["budget"] == int(0.8 * one["keep_all"])
+    assert one["device budgets"] == two["device budgets"]
+    parameters = 6 * (ranks.WIDTH + 1) * ranks.WIDTH * 4
+    left = 170_000 - 2 * parameters - ranks.BATCH * ranks.WIDTH * 4  # buckets are a copy
+    assert one["device budgets"]["budget"] == left
     assert one["measured"] == two["measured"]
     assert one["afterwards"] == two["afterwards"]  # the group still works
 

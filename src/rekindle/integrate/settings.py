@@ -11,7 +11,7 @@ from torch import nn
 from rekindle.api import MAX_PLANS, Options, manage_plan
 from rekindle.errors import RekindleError
 from rekindle.integrate.distributed import FirstTogether
-from rekindle.lower.module import OnMiss, is_managed
+from rekindle.lower.module import OnMiss, is_managed, plan_of
 
 log = logging.getLogger("rekindle")
 
@@ -64,7 +64,7 @@ def options_of(named: Mapping[str, Any], who: str, *others: str) -> Options:
 def tell_if_idle(model: nn.Module, who: str) -> bool:
     """Says aloud that a managed model has trained without a plan: a setting without effect is the
     worst of all. True where it has."""
-    if not is_managed(model) or model.plan is not None:
+    if not is_managed(model) or plan_of(model) is not None:
         return False
     log.warning(
         "%s: a step has been trained and %s was not called with gradients, so nothing is planned "

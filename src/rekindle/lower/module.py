@@ -135,19 +135,34 @@ class Entry:
         return Entry(self.plan)
 
 
+class _Told:
+    """An attribute of managed modules that gives way to one of that name which the model has."""
+
+    def __init__(self, read: Callable[[Manager], Any]) -> None:
+        self.read = read
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        if model is None:
+            return self
+        for table in ("_parameters", "_buffers", "_modules"):
+            if self.name in model.__dict__[table]:
+                return model.__dict__[table][self.name]
+        cls = owner.__rekindle_class__  # type: ignore[attr-defined]
+        if hasattr(cls, self.name):
+            return getattr(super(Managed, model), self.name)
+        return self.read(model.__dict__[KEY])
+
+
 class Managed:
     """Mixed in before the model's own class."""
 
-    @property
-    def plan(self) -> Any:
-        """The first plan; None where the first call is still to come."""
-        first = self.__dict__[KEY].first
-        return None if first is None else first.plan
-
-    @property
-    def plans(self) -> tuple[Any, ...]:
-        """One per kind of call."""
-        return tuple(entry.plan for entry in self.__dict__[KEY].entries)
+    # The first plan (None where the first call is still to come), and one per kind of call.
+    plan = _Told(lambda manager: None if manager.first is None else manager.first.plan)
+    plans = _Told(lambda manager: tuple(entry.plan for entry in manager.entries))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = object.__new__(type(self))
@@ -182,6 +197,12 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 def is_managed(model: nn.Module) -> bool:
     return KEY in model.__dict__
+
+
+def plan_of(model: nn.Module) -> Any:
+    """The first plan of a managed module, or None, whatever attributes the model has."""
+    first = model.__dict__[KEY].first
+    return None if first is None else first.plan
 
 
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:

@@ -13,6 +13,7 @@ from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, run_solver
 from rekindle.solve.smallest import min_budget
+from rekindle.solve.wishes import Wishes, as_asked, constrain, meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,21 @@ def pareto(
     time_limit_s: float = 60.0,
     seed: int = 0,
     solver: Solver | None = None,
+    wishes: Wishes | None = None,
 ) -> tuple[Point, ...]:
-    """The curve, from the smallest peak to keep-all; strictly falling in cost."""
+    """The curve, from the smallest peak to keep-all; strictly falling in cost. With wishes, of the
+    schedules that keep them, from which keep-all may be missing."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
+    if wishes:
+        wanted = meant(problem, wishes)
+        made = constrain(problem, wanted)
+        curve = pareto(
+            made.problem, num_points=num_points, time_limit_s=time_limit_s, seed=seed, solver=solver
+        )
+        return envelope(
+            [_point(problem, as_asked(problem, wanted, made, p.schedule)) for p in curve]
+        )
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)

@@ -17,6 +17,7 @@ from rekindle.core import (
 from rekindle.core.generate import random_schedule, transformer
 from rekindle.errors import InvalidSchedule, SolverRefused, WishRefused
 from rekindle.solve import find_solver
+from rekindle.solve.pareto import pareto
 from rekindle.solve.wishes import (
     as_asked,
     check_wishes,
@@ -229,3 +230,14 @@ def test_on_a_transformer() -> None:
     assert solution.schedule is not None
     check_wishes(problem, meant(problem, wishes), solution.schedule)
     assert isinstance(solution.schedule, Schedule)
+
+
+def test_a_curve_keeps_the_wishes() -> None:
+    problem = layered(6)
+    wishes = wishes_of(save="blocks.1", recompute="blocks.4")
+    curve = pareto(problem, num_points=4, time_limit_s=3, wishes=wishes)
+    assert len(curve) >= 2
+    for point in curve:
+        check_wishes(problem, meant(problem, wishes), point.schedule)
+        assert simulate(problem, point.schedule).peak == point.peak
+    assert [p.cost for p in curve] == sorted((p.cost for p in curve), reverse=True)
