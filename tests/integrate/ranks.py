@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
 from equivalence.schedules import SCHEDULES
+from memory.meter import LiveMeter, resident_of
 from rekindle.core import simulate
 from rekindle.integrate import distributed
 from rekindle.integrate.settings import settings_of
 from rekindle.lower.module import KEY
 
-WIDTH, BATCH, STEPS = 32, 64, 4
+WIDTH, BATCH, STEPS = 32, 64, 20
 
 
 def blocks(num: int = 6) -> nn.Module:
@@ -60,7 +61,18 @@ def train(call: nn.Module, parameters: list[Tensor], rank: int) -> dict[str, Any
     return {
         "losses": losses,
         "gradients": [None if p.grad is None else digest(p.grad) for p in parameters],
+        "keys": list(call.state_dict()),
     }
+
+
+def live_peak(call: nn.Module, rank: int) -> int:
+    """The most bytes that one step has alive, beside what is resident."""
+    x = batch(rank, 0)
+    call.zero_grad()
+    meter = LiveMeter(resident_of(call, x))
+    with meter:
+        (call(x) - x).square().mean().backward()
+    return meter.peak
 
 
 def planned(model: nn.Module, rank: int, **options: Any) -> nn.Module:
@@ -109,6 +121,11 @@ def ddp(rank: int) -> dict[str, Any]:
         wrapped.register_comm_hook(events, reduce_and_note)
         results[name] = train(wrapped, list(model.parameters()), rank)
         results[f"{name} events"] = events[-(len(events) // STEPS) :]
+        results[f"{name} peak"] = live_peak(wrapped, rank)
+        saved = {k: digest(v) for k, v in wrapped.state_dict().items()}
+        fresh = DistributedDataParallel(planned(blocks(), rank) if name == "plain" else blocks())
+        fresh.load_state_dict(wrapped.state_dict())  # saved by one, loaded by the other
+        assert {k: digest(v) for k, v in fresh.state_dict().items()} == saved
         wrapped.zero_grad()
         with wrapped.no_sync():
             wrapped(batch(rank, 7)).square().mean().backward()

@@ -36,6 +36,10 @@ def test_data_parallel_gives_the_plain_gradients(results: Results) -> None:
     for result in (one, two):
         assert result["managed"] == result["plain"]
         assert result["managed accumulated"] == result["plain accumulated"]
+        assert len(result["plain"]["losses"]) == 20
+        outside = 3 * ranks.BATCH * ranks.WIDTH * 4 + 64  # the loss is not the module's
+        assert result["managed peak"] <= result["plan"]["peak"] + outside
+        assert result["managed peak"] < result["plain peak"]
         assert result["plan"]["again"] > 0
         assert result["plan"]["peak"] <= result["plan"]["budget"]
     assert one["managed"]["gradients"] == two["managed"]["gradients"]
