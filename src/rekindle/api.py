@@ -12,7 +12,15 @@ from torch import nn
 
 from rekindle.capture import JointGraph, Program, analyse, capture
 from rekindle.choose import Choice, ScheduleSource, choose
-from rekindle.core import Problem, Schedule, Status, keep_all, parse_budget, simulate
+from rekindle.core import (
+    Problem,
+    Schedule,
+    Status,
+    is_fraction,
+    keep_all,
+    parse_budget,
+    simulate,
+)
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.formulate import formulate
 from rekindle.lower.module import Manager, OnMiss, manage, plain_forward
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
 
 Budget = int | float | str
 Patterns = str | Sequence[str]
-Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], "Plan"]
+Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], "Plan | None"], "Plan"]
 MAX_PLANS = 8
 
 
@@ -270,13 +278,23 @@ def manage_plan(
 
 
 def make_plan(
-    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: Plan | None = None,
 ) -> Plan:
+    """`first`: the plan that the same module has for its first kind of call. A fraction is one of
+    this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
+    which gradients are a larger share, has what the first one had."""
     joint = capture(model, args, kwargs, call=_call(options.loss_fn))
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
-    return plan_joint(options, joint, type(model).__name__, given)
+    at_least = 0
+    if first is not None and is_fraction(options.budget):
+        at_least = first.budget_bytes or 0
+    return plan_joint(options, joint, type(model).__name__, given, at_least)
 
 
 def device_budget(
@@ -309,7 +327,11 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
 
 
 def plan_joint(
-    options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
+    options: Options,
+    joint: JointGraph,
+    name: str,
+    given: DeviceBudget | None = None,
+    at_least: int = 0,
 ) -> Plan:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
@@ -327,7 +349,8 @@ def plan_joint(
     predictor = Predictor(program, profile, problem)
     budget = None if given is None else given.step_bytes
     if options.budget is not None:
-        budget = parse_budget(options.budget, predictor.peak_bytes(keep_all(problem)))
+        whole = predictor.peak_bytes(keep_all(problem))
+        budget = max(at_least, parse_budget(options.budget, whole))
     solution, kept = choose(options.choice, predictor, budget)
     assert solution.schedule is not None
     trace = simulate(problem, solution.schedule)

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from rekindle.api import Options, Plan, make_plan, manage_plan
 from rekindle.capture import Program
 from rekindle.core import Problem, Schedule, Status, keep_all, simulate
 from rekindle.core.files import (
+    own_version,
     problem_from_record,
     problem_record,
     read_json,
@@ -222,7 +222,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     record: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "rekindle": _own_version(),
+        "rekindle": own_version(),
         "torch": _release(),
         "device": plan.joint.device.type,
         "graph": graph_hash(plan.problem, plan.program),
@@ -308,13 +308,6 @@ def _costs(record: Mapping[str, Any], path: object) -> tuple[tuple[str, int], ..
     if any(type(count) is not int or count < 0 for count in counts.values()):
         raise FileError(f"{path}: 'costs' counts ops in whole numbers")
     return tuple(sorted(counts.items()))
-
-
-def _own_version() -> str:
-    try:
-        return version("rekindle")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 def _release() -> str:

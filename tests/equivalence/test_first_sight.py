@@ -92,6 +92,26 @@ def test_other_shapes_are_eager_or_refused_as_asked() -> None:
             managed(gaussian(0, CPU, 5, 16))
 
 
+def test_a_fraction_gives_a_smaller_batch_no_less_than_the_first() -> None:
+    """A small last batch is mostly gradients of parameters, of which no fraction can be saved."""
+
+    def build() -> Example:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)]
+        return example_of(
+            nn.Sequential(*layers), lambda step: gaussian(step, CPU, (256, 2, 512)[step], 16)
+        )
+
+    example = build()
+    options = {"profile": "estimate", "time_limit_s": 2, "on_miss": "replan"}
+    managed = rekindle.rematerialize(example.model, budget=0.8, **options)
+    assert_same(train(build()), train(example, managed))
+    first, small, large = managed.plans
+    assert small.budget_bytes == first.budget_bytes
+    assert small.keep_all_peak_bytes < first.budget_bytes < large.budget_bytes
+    assert large.budget_bytes < large.keep_all_peak_bytes
+
+
 class Doubles(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 No torch and no solver library in here.
 """
 
-from rekindle.core.budget import parse_budget
+from rekindle.core.budget import is_fraction, parse_budget
 from rekindle.core.check import check_problem, check_schedule
 from rekindle.core.files import (
     problem_hash,
@@ -28,6 +28,7 @@ __all__ = [
     "Value",
     "check_problem",
     "check_schedule",
+    "is_fraction",
     "keep_all",
     "parse_budget",
     "problem_hash",

@@ -22,11 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from rekindle.api import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
-from rekindle.core import parse_budget
+from rekindle.core import is_fraction, parse_budget
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
 from rekindle.lower.module import OnMiss
 from rekindle.stored import plan_record, stored_plan
@@ -63,10 +64,16 @@ class FirstTogether:
         self.options = options
         self.is_first = True
 
-    def __call__(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+    def __call__(
+        self,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        first: Plan | None = None,
+    ) -> Plan:
         together, self.is_first = self.is_first, False
         if not together:
-            return make_plan(self.options, model, args, kwargs)
+            return make_plan(self.options, model, args, kwargs, first)
         plan = shared_plan(self.options, model, args, kwargs, alone_if_unlike=True)
         self.options = plan.options
         return plan
@@ -85,6 +92,20 @@ def shared_plan(
     differ, as with batches padded to different lengths, plan for themselves, for that budget."""
     if not several_ranks():
         return make_plan(options, model, args, kwargs)
+    device = next((t.device for t in model.parameters()), torch.device("cpu"))
+    # Objects travel through the current device: on a GPU, each rank's own.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return _shared_plan(options, model, args, kwargs, group, alone_if_unlike)
+
+
+def _shared_plan(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    group: Any,
+    alone_if_unlike: bool,
+) -> Plan:
     wanted = _same_for_all(lambda: _budget(options, model, args, kwargs), group)
     options = dataclasses.replace(options, budget=_smallest(wanted), device_budget=None)
     first = dist.get_rank(group) == 0
@@ -128,18 +149,12 @@ def _budget(
         given = device_budget(options, model, args, kwargs, next(model.parameters()).device)
         return "bytes", given.step_bytes
     budget = options.budget
-    if isinstance(budget, float) or (isinstance(budget, str) and _is_fraction(budget)):
-        parse_budget(budget, 1)  # refused here where it is out of range
-        return "fraction", float(budget)
     if budget is None:
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) to every rank")
+    if is_fraction(budget):
+        parse_budget(budget, 1)  # refused here where it is out of range
+        return "fraction", float(budget)
     return "bytes", parse_budget(budget, 1)
-
-
-def _is_fraction(budget: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return "." in budget and float(budget) > 0
-    return False
 
 
 def _smallest(wanted: Sequence[Wanted]) -> int | float:

@@ -52,7 +52,7 @@ class Manager:
     def __init__(
         self,
         on_miss: OnMiss,
-        make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Any],
+        make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], Any],
         plan_joint: Callable[..., Any],
         loss_fn: Callable[..., Any] | None,
         max_plans: int,
@@ -290,7 +290,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         # Nothing is kept for a backward: eager needs less than the training that was planned.
         log.info("this call runs eagerly: %s", reason)
     elif waits or manager.on_miss == "replan":
-        plan = manager.make_plan(model, args, kwargs)
+        plan = manager.make_plan(model, args, kwargs, plan_of(model))
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
         _tell(manager, plan, tensors)

@@ -1,10 +1,11 @@
 """Solutions on disk, so that what was solved before is there at once.
 
-One JSON file per question: the problem by its hash, the budget, the solver with its options, the
-seed and the user's own word. A file appears by one rename, whole or not at all: a killed writer
-leaves at most a temporary file, which a later one sweeps away, and of two writers the later wins.
-A reader believes nothing: what is not understood counts as absent, and a schedule must pass the
-simulation within the budget before it is used.
+One JSON file per question: the problem by its hash (costs, and with them the device, included), the
+budget, the solver with its options, the seed, the user's own word and the release of Rekindle. A
+file appears by one rename, whole or not at all: a killed writer leaves at most a temporary file,
+which a later one sweeps away, and of two writers the later wins. A reader believes nothing: what is
+not understood counts as absent, and a schedule must pass the simulation within the budget before it
+is used.
 
 A solution that its time limit ended serves only who gives no more time than it had.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.core import Problem, Schedule, Solution, Status, problem_hash, simulate
-from rekindle.core.files import cache_home, read_json, write_json
+from rekindle.core.files import cache_home, own_version, read_json, write_json
 from rekindle.errors import RekindleError
 from rekindle.solve.base import Solver
 
@@ -59,6 +60,7 @@ class Question:
         return {
             "format": FORMAT,
             "version": VERSION,
+            "rekindle": own_version(),
             "problem": problem_hash(self.problem),
             "budget": self.budget,
             "solver": repr(self.solver),
