@@ -88,7 +88,12 @@ def _is_path(pattern: str, path: str) -> bool:
 
 
 def _is_call(pattern: str, calls: Iterable[str]) -> bool:
+    inside = pattern.removeprefix("aten.").partition(".")[0].rstrip("*")
     for call in calls:
+        if call.startswith("fused_"):  # one kernel for several ops: named after all of them
+            if inside and fnmatchcase(call, f"fused*_{inside}_*"):
+                return True
+            continue
         short = call.split(".")[1] if call.count(".") >= 2 else call
         if fnmatchcase(call, pattern) or fnmatchcase(short, pattern):
             return True

@@ -87,6 +87,10 @@ def names(problem: Problem, ops: frozenset[int]) -> list[str]:
         ("head::mm", "aten.mm.default#3 blocks.0.mlp", False),
         ("::mm", "aten.mm.default#3", True),
         ("*", "aten.mm.default#3", True),
+        ("gelu", "fused_mul_gelu_add_1a2b#3 blocks.0.act", True),
+        ("aten.gelu*", "fused_gelu_1a2b#3 blocks.0.act", True),
+        ("elu", "fused_gelu_1a2b#3 blocks.0.act", False),
+        ("blocks.*::tanh", "fused_pow_tanh_1a2b#3 blocks.0.act", True),
     ],
 )
 def test_what_a_pattern_means(pattern: str, name: str, expected: bool) -> None:
