@@ -11,6 +11,7 @@ from rekindle.errors import (
     PlanMismatch,
     RekindleError,
     SolverUnavailable,
+    WishRefused,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "RekindleError",
     "SolverUnavailable",
     "Verdict",
+    "WishRefused",
     "measure",
     "plan",
     "rematerialize",

@@ -1,11 +1,10 @@
 """`plan` and `rematerialize`: the line itself, one call per stage."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,13 +12,13 @@ import torch
 from torch import nn
 
 from rekindle.capture import JointGraph, Program, analyse, capture
+from rekindle.choose import Choice, ScheduleSource, choose
 from rekindle.core import (
     Problem,
     Schedule,
-    Solution,
     Status,
-    check_schedule,
     gap_sentence,
+    is_fraction,
     keep_all,
     parse_budget,
     simulate,
@@ -41,16 +40,17 @@ from rekindle.profile import (
     residents_of,
 )
 from rekindle.profile import device_budget as device_budget_of
-from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.base import Solver
 from rekindle.solve.pareto import Point, pareto
-from rekindle.solve.registry import SOLVERS, find_solver
-from rekindle.solve.smallest import min_budget
+from rekindle.solve.wishes import Wishes, wishes_of
 
 if TYPE_CHECKING:
     from rekindle.stored import StoredPlan
 
 Budget = int | float | str
-ScheduleSource = Schedule | Callable[[Problem], Schedule]
+Patterns = str | Sequence[str]
+Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], "Plan | None"], "Plan"]
+MAX_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -73,6 +73,7 @@ class Plan:
     device_budget: DeviceBudget | None
     options: "Options"
     runner: Runner
+    kept: bool = False  # the schedule was found in an earlier run and kept on disk
 
     @property
     def overhead(self) -> float:
@@ -121,7 +122,12 @@ class Plan:
 
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
         """What each amount of memory costs in time, from the smallest peak to keep-all."""
-        return pareto(self.problem, num_points=num_points, time_limit_s=time_limit_s)
+        return pareto(
+            self.problem,
+            num_points=num_points,
+            time_limit_s=time_limit_s,
+            wishes=self.options.wishes,
+        )
 
     def explain(self, module: str | None = None) -> str:
         """What is saved and what runs again, by module and why; or one module in a sentence."""
@@ -148,20 +154,35 @@ class Plan:
 class Options:
     """How a plan is to be made; kept by a managed module that plans again."""
 
-    budget: Budget | None
-    solver: str | Solver
-    time_limit_s: float
-    seed: int
-    profile: Literal["estimate", "measure"]
-    loss_fn: Callable[..., Any] | None
-    schedule: ScheduleSource | None
+    budget: Budget | None = None
+    solver: str | Solver = "auto"
+    time_limit_s: float = 60.0
+    seed: int = 0
+    profile: Literal["estimate", "measure"] = "measure"
+    loss_fn: Callable[..., Any] | None = None
+    schedule: ScheduleSource | None = None
     device_budget: Budget | None = None
     headroom: float | int | str = HEADROOM
     optimizer: torch.optim.Optimizer | str | None = None
     device_profile: str | None = None
     on_progress: ProfileListener | None = None
     hold_outputs: bool = True
+    save: Patterns = ()
+    recompute: Patterns = ()
+    cache: bool = True
+    ranks: int = 1
     cuda_graph: bool = False
+    fuse: bool = True
+
+    @property
+    def wishes(self) -> Wishes:
+        return wishes_of(self.save, self.recompute)
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(
+            self.solver, self.time_limit_s, self.seed, self.wishes, self.schedule, self.cache
+        )
 
 
 def plan(
@@ -182,7 +203,12 @@ def plan(
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
     hold_outputs: bool = True,
+    save: Patterns = (),
+    recompute: Patterns = (),
+    cache: bool = True,
+    ranks: int = 1,
     cuda_graph: bool = False,
+    fuse: bool = True,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
@@ -191,31 +217,21 @@ def plan(
     name such as "adamw") and the `headroom` are taken off. `device_profile` names a device
     description to plan for instead of this machine. `hold_outputs=False` takes it that the caller
     drops all outputs but the loss before the backward, as `model(...).loss.backward()` does.
-    `cuda_graph=True` records the step and replays it: no time between kernels, and the memory of
-    the step stays reserved.
+    `save` and `recompute` name ops that run once, and ops whose results are not kept for the
+    backward, by module path ("blocks.*.mlp"), op ("aten.mm*"), or both ("blocks.*::mm").
+    `cache=False` solves anew, and keeps nothing. With several `ranks` a device budget leaves room
+    for the gradient buckets of DistributedDataParallel. `cuda_graph=True` records the step and
+    replays it: no time between kernels, and the memory of the step stays reserved. `fuse=False`
+    leaves chains of elementwise ops on a GPU as the kernels that eager runs.
     """
-    options = Options(
-        budget,
-        solver,
-        time_limit_s,
-        seed,
-        profile,
-        loss_fn,
-        schedule,
-        device_budget,
-        headroom,
-        optimizer,
-        device_profile,
-        on_progress,
-        hold_outputs,
-        cuda_graph,
-    )
+    given = dict(locals())
+    options = _options(given)
     return make_plan(options, model, args, kwargs or {})
 
 
 def rematerialize(
     model: nn.Module,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget | None = None,
@@ -225,6 +241,7 @@ def rematerialize(
     profile: Literal["estimate", "measure"] = "measure",
     inplace: bool = False,
     on_miss: OnMiss = "eager",
+    max_plans: int = MAX_PLANS,
     loss_fn: Callable[..., Any] | None = None,
     schedule: ScheduleSource | None = None,
     device_budget: Budget | None = None,
@@ -233,65 +250,101 @@ def rematerialize(
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
     hold_outputs: bool = True,
+    save: Patterns = (),
+    recompute: Patterns = (),
+    cache: bool = True,
+    ranks: int = 1,
     cuda_graph: bool = False,
+    fuse: bool = True,
 ) -> nn.Module:
-    """The same model, whose step never needs more than the budget; options as for `plan`."""
-    options = Options(
-        budget,
-        solver,
-        time_limit_s,
-        seed,
-        profile,
-        loss_fn,
-        schedule,
-        device_budget,
-        headroom,
-        optimizer,
-        device_profile,
-        on_progress,
-        hold_outputs,
-        cuda_graph,
-    )
-    first = make_plan(options, model, args, kwargs or {})
-    return manage_plan(options, first, model, args, kwargs or {}, inplace, on_miss)
+    """The same model, whose step never needs more than the budget; options as for `plan`.
+
+    Without `args` and `kwargs` the first call with gradients is planned, when it comes. A later
+    call of another kind (shapes, dtypes, mode) runs eagerly, is planned too (`on_miss="replan"`,
+    at most `max_plans` kept) or raises.
+    """
+    given = dict(locals())
+    options = _options(given)
+    if args is None and kwargs is None:
+        return manage_plan(options, None, model, (), {}, inplace, on_miss, max_plans)
+    args, kwargs = args or (), kwargs or {}
+    first = make_plan(options, model, args, kwargs)
+    return manage_plan(options, first, model, args, kwargs, inplace, on_miss, max_plans)
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    """The options among the arguments of a call."""
+    options = Options(**{f.name: given[f.name] for f in fields(Options)})
+    _ = options.wishes  # refused now, not after a minute of measuring
+    return options
 
 
 def manage_plan(
     options: Options,
-    first: Plan,
+    first: Plan | None,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     inplace: bool,
     on_miss: OnMiss,
+    max_plans: int = MAX_PLANS,
+    planner: Planner | None = None,
 ) -> nn.Module:
-    """The module that runs the plan, and plans again as `on_miss` says."""
+    """The module that runs the plan, and plans again (by `planner`) as `on_miss` says."""
     if on_miss not in ("eager", "replan", "raise"):
         raise ValueError(f"on_miss is {on_miss!r}; expected 'eager', 'replan' or 'raise'")
+    if max_plans < 1:
+        raise ValueError(f"max_plans is {max_plans}; a managed module keeps one plan or more")
+    if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
+        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     manager = Manager(
         on_miss,
-        functools.partial(make_plan, options),
+        planner or functools.partial(make_plan, options),
         functools.partial(plan_again, options),
         options.loss_fn,
+        max_plans,
     )
-    manager.add(model, first, args, kwargs)
+    if first is not None:
+        manager.add(model, first, args, kwargs)
     return manage(model, manager, inplace)
 
 
 def make_plan(
-    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: Plan | None = None,
 ) -> Plan:
-    joint = capture(model, args, kwargs, call=captured_call(options.loss_fn))
+    """`first`: the plan that the same module has for its first kind of call. A fraction is one of
+    this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
+    which gradients are a larger share, has what the first one had."""
+    joint = capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
     given = None
     if options.device_budget is not None:
-        if options.budget is not None:
-            raise TypeError("give budget (of a step) or device_budget (of the device), not both")
-        residents = residents_of(model, (args, dict(kwargs)), options.optimizer)
-        described = options.device_profile and load_device(options.device_profile).memory_bytes
-        given = device_budget_of(
-            options.device_budget, joint.device, residents, options.headroom, described or None
-        )
-    return plan_joint(options, joint, type(model).__name__, given)
+        given = device_budget(options, model, args, kwargs, joint.device)
+    at_least = 0
+    if first is not None and is_fraction(options.budget):
+        at_least = first.budget_bytes or 0
+    return plan_joint(options, joint, type(model).__name__, given, at_least)
+
+
+def device_budget(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+) -> DeviceBudget:
+    """What the device's budget leaves for one step."""
+    assert options.device_budget is not None
+    if options.budget is not None:
+        raise TypeError("give budget (of a step) or device_budget (of the device), not both")
+    residents = residents_of(model, (args, dict(kwargs)), options.optimizer, options.ranks)
+    described = options.device_profile and load_device(options.device_profile).memory_bytes
+    return device_budget_of(
+        options.device_budget, device, residents, options.headroom, described or None
+    )
 
 
 def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
@@ -306,7 +359,11 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
 
 
 def plan_joint(
-    options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
+    options: Options,
+    joint: JointGraph,
+    name: str,
+    given: DeviceBudget | None = None,
+    at_least: int = 0,
 ) -> Plan:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
@@ -324,8 +381,9 @@ def plan_joint(
     predictor = Predictor(program, profile, problem)
     budget = None if given is None else given.step_bytes
     if options.budget is not None:
-        budget = parse_budget(options.budget, predictor.peak_bytes(keep_all(problem)))
-    solution = _schedule(options, predictor, budget)
+        whole = predictor.peak_bytes(keep_all(problem))
+        budget = max(at_least, parse_budget(options.budget, whole))
+    solution, kept = choose(options.choice, predictor, budget)
     assert solution.schedule is not None
     trace = simulate(problem, solution.schedule)
     return Plan(
@@ -345,73 +403,5 @@ def plan_joint(
         device_budget=given,
         options=options,
         runner=Runner(program, solution.schedule, options.cuda_graph),
+        kept=kept,
     )
-
-
-def _schedule(options: Options, predictor: Predictor, budget: int | None) -> Solution:
-    given, problem = options.schedule, predictor.problem
-    if given is not None:
-        schedule = given if isinstance(given, Schedule) else given(problem)
-        check_schedule(problem, schedule)
-        if budget is not None and (peak := simulate(problem, schedule).peak) > budget:
-            raise BudgetInfeasible(
-                f"the given schedule has a peak of {peak:,} bytes; the budget is {budget:,}", peak
-            )
-        return Solution(status=Status.FEASIBLE, schedule=schedule, solver="given")
-    if budget is None:
-        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
-    solution = _solve_as_allocated(options, predictor, budget)
-    if solution.schedule is None:
-        smallest = simulate(problem, solution.smallest or min_budget(problem)).peak
-        raise BudgetInfeasible(
-            f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
-            f"smallest peak found is {smallest:,} bytes",
-            smallest,
-        )
-    return solution
-
-
-def _solve_as_allocated(options: Options, predictor: Predictor, budget: int) -> Solution:
-    """A schedule within the budget as the device's allocator will count it: where blocks turn out
-    larger than their requests, the excess is taken off the solver's budget."""
-    problem = predictor.problem
-    whole, simulated = predictor.peak_bytes(keep_all(problem)), simulate(problem, keep_all(problem))
-    if whole <= budget or not simulated.peak:
-        target = budget
-    else:
-        target = budget * simulated.peak // whole
-    for _ in range(4):
-        solution = _solve(options, problem, target)
-        if solution.schedule is None:
-            return solution
-        excess = predictor.peak_bytes(solution.schedule) - budget
-        if excess <= 0:
-            return solution
-        target -= excess + budget // 500
-    return dataclasses.replace(
-        solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
-    )
-
-
-def _solve(options: Options, problem: Problem, budget: int) -> Solution:
-    names = [solver.name for solver in SOLVERS]
-    if options.solver != "auto" or "auto" in names:
-        solver = find_solver(options.solver)
-        return run_solver(
-            solver, problem, budget, time_limit_s=options.time_limit_s, seed=options.seed
-        )
-    best: Solution | None = None
-    for name in ("keep-all", "sqrt", "floor"):
-        found = run_solver(
-            find_solver(name), problem, budget, time_limit_s=options.time_limit_s / 3, seed=0
-        )
-        if best is None or _rank(problem, found) < _rank(problem, best):
-            best = found
-    assert best is not None
-    return best
-
-
-def _rank(problem: Problem, solution: Solution) -> tuple[int, int]:
-    if solution.schedule is not None:
-        return 0, simulate(problem, solution.schedule).cost
-    return 1, simulate(problem, solution.smallest).peak if solution.smallest else 1 << 62

@@ -37,8 +37,16 @@ class BudgetInfeasible(RekindleError):
         self.smallest_peak_bytes = smallest_peak_bytes
 
 
+class WishRefused(RekindleError, ValueError):
+    """A `save` or `recompute` that means no op, or what cannot be done."""
+
+
 class CaptureError(RekindleError):
     """A model that cannot be captured; names the op and the source line where there is one."""
+
+
+class NothingToPlan(CaptureError):
+    """A call that computes nothing, or nothing that a gradient goes through."""
 
 
 class PlanMismatch(RekindleError):

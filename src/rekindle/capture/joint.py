@@ -24,7 +24,7 @@ from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
 from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
 from rekindle.capture.structure import Structure, split
-from rekindle.errors import CaptureError
+from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
     autocast_as,
     autocast_state,
@@ -151,7 +151,7 @@ def capture(
                 fuse_elementwise(joint.nodes, joint.outputs)
         return joint
     if not joint.session.leaves or not any(joint.differentiable):
-        raise CaptureError(
+        raise NothingToPlan(
             "nothing requires grad: no parameter or input that an output depends on has "
             "requires_grad=True; for inference call this under torch.no_grad()"
         )
@@ -246,7 +246,7 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
     out_tensors, out_structure = split((traced.out, list(traced.attributes.values())))
     outputs = tuple(recorder.node_of(t) for t in out_tensors)
     if not any(node.op == "call_function" for node in recorder.graph.nodes):
-        raise CaptureError(
+        raise NothingToPlan(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
     nodes = tuple(recorder.graph.nodes)
@@ -359,7 +359,7 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
 def _default_tangents(out: Any, tensors: Sequence[torch.Tensor]) -> tuple[Tangent, ...]:
     able = [i for i, t in enumerate(tensors) if t.requires_grad and t.grad_fn is not None]
     if not able:
-        raise CaptureError("no output of the model is computed from what requires grad")
+        raise NothingToPlan("no output of the model is computed from what requires grad")
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     scalars = [i for i in able if tensors[i].dim() == 0]
     losses = [i for i in able if tensors[i] is named] or scalars[:1]

@@ -23,7 +23,7 @@ from torch import fx
 
 from rekindle.capture import effects, inplace
 from rekindle.capture.joint import JointGraph
-from rekindle.errors import CaptureError
+from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import is_overload
 
 aten = torch.ops.aten
@@ -367,7 +367,7 @@ class _Analysis:
             inputs += [resident_ids[s] for s in sorted(op.resident_reads)]
             inputs += [token_ids[t] for t in op.tokens_in]
             if op.phase == "loss" and not op.makes:
-                raise CaptureError("no output of the model takes part in the backward")
+                raise NothingToPlan("no output of the model takes part in the backward")
             ops.append(
                 ProgramOp(
                     name=_op_name(op, i),

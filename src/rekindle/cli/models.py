@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, seconds, seed
+from rekindle.cli.problems import BUDGET_HELP, add_wishes, seconds, seed
 from rekindle.cli.profiles import (
     add_budget_options,
     add_profile_options,
@@ -57,7 +57,19 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
     plan.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
+    plan.add_argument(
+        "--ranks",
+        type=ranks,
+        default=1,
+        metavar="N",
+        help="of a data-parallel run: the budget is that of each rank, whose device also holds "
+        "gradient buckets (default 1)",
+    )
+    plan.add_argument(
+        "--no-cache", action="store_true", help="solve anew, even where a solution is kept on disk"
+    )
     add_budget_options(plan)
+    add_wishes(plan)
     _common(plan)
     plan.set_defaults(run=run_plan)
 
@@ -74,6 +86,7 @@ def add_commands(commands: Any) -> None:
     choice.add_argument("--plan", metavar="PLAN.json", help="a plan file to apply")
     verify.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
     verify.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    add_wishes(verify)
     _common(verify)
     verify.set_defaults(run=run_verify)
 
@@ -141,6 +154,10 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
             seed=arguments.seed,
             on_progress=listener,
             hold_outputs=not arguments.outputs_dropped,
+            save=arguments.save,
+            recompute=arguments.recompute,
+            cache=not arguments.no_cache,
+            ranks=arguments.ranks,
             **budget_options(arguments),
             **profile_options(arguments),
         )
@@ -148,6 +165,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         found.save(arguments.output)
     told = account_of(found)
     trace, predicted = told.trace, found.predict()
+    buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
         show.print_json(
             {
@@ -159,10 +177,13 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "keep_all_peak": found.keep_all_peak_bytes,
                 "keep_all_cost": found.keep_all_cost_ns,
                 "budget": found.budget_bytes,
+                "ranks": arguments.ranks,
+                "bucket_bytes": buckets,
                 "bound": found.bound,
                 "gap": found.gap,
                 "verdict": verdict(told),
                 "num_recomputed": trace.num_recomputed,
+                "kept": found.kept,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
                 "predicted_ns": predicted.step_ns,
@@ -172,11 +193,18 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     problem = found.problem
     print(verdict(told))
-    print(f"{problem.name}, planned by {found.solver}: {found.status.value}")
+    kept = ", kept from an earlier run" if found.kept else ""
+    print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kept}")
     print(
         f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
         f"step {show.cost(problem, predicted.step_ns)}"
     )
+    if arguments.ranks > 1:
+        print(
+            f"each of {arguments.ranks} ranks: {show.size(problem, found.budget_bytes or 0)} for a "
+            f"step, beside {show.size(problem, buckets)} of gradient buckets (none with "
+            "gradient_as_bucket_view=True)"
+        )
     for line in profile_lines(found):
         print(line)
     if arguments.output:
@@ -205,6 +233,8 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
                 on_miss="raise",
                 on_progress=listener,
                 hold_outputs=not arguments.outputs_dropped,
+                save=arguments.save,
+                recompute=arguments.recompute,
                 **profile_options(arguments),
             )
     answer = verify(model, managed, args, kwargs, costs=True)
@@ -226,6 +256,19 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     else:
         print(answer)
     return ExitCode.DONE if answer.equal else ExitCode.NO
+
+
+def bucket_bytes(model: Any) -> int:
+    """What DistributedDataParallel allocates beside the gradients: a copy of them."""
+    from rekindle.profile import residents_of
+
+    return residents_of(model, ranks=2).buckets_bytes
+
+
+def ranks(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of ranks, 1 or more")
+    return int(text)
 
 
 def shown_solver(quiet: bool) -> Any:

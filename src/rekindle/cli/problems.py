@@ -26,10 +26,10 @@ from rekindle.core import (
 from rekindle.core.files import problem_from_record, read_json
 from rekindle.errors import FileError, InvalidSchedule
 from rekindle.report import Facts, account, verdict
-from rekindle.solve import SOLVERS, default_solver, find_solver, run_solver
+from rekindle.solve import SOLVERS, default_solver, find_solver
 from rekindle.solve.base import unavailable
 from rekindle.solve.pareto import pareto
-from rekindle.solve.smallest import min_budget
+from rekindle.solve.wishes import Wishes, run_with_wishes, smallest_with_wishes, wishes_of
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
 PLAN_FORMAT = "rekindle.plan"
@@ -49,6 +49,7 @@ def add_commands(commands: Any) -> None:
     solve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
     solve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
     solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="where to write it")
+    add_wishes(solve)
     solve.add_argument("--json", action="store_true", help="print one JSON object")
     solve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     solve.set_defaults(run=run_solve)
@@ -84,6 +85,20 @@ def add_commands(commands: Any) -> None:
     )
     solvers.add_argument("--json", action="store_true", help="print one JSON object")
     solvers.set_defaults(run=run_solvers)
+
+
+def add_wishes(parser: argparse.ArgumentParser) -> None:
+    """A user's own word on what is saved and what is recomputed."""
+    group = parser.add_argument_group(
+        "your own word",
+        'patterns of module paths ("blocks.*.mlp"), ops ("aten.mm*") or both ("blocks.*::mm"); '
+        "each option may be given several times",
+    )
+    for name, help_text in (
+        ("--save", "ops that run no more than once"),
+        ("--recompute", "ops whose results are not kept for the backward"),
+    ):
+        group.add_argument(name, metavar="PATTERN", action="append", default=[], help=help_text)
 
 
 BUDGET_HELP = (
@@ -174,9 +189,15 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
     if arguments.output is not None:
         check_writable(arguments.output)
+    wishes = wishes_of(arguments.save, arguments.recompute)
     with shown(problem, quiet=arguments.quiet):
-        solution = run_solver(
-            solver, problem, budget, time_limit_s=arguments.time_limit, seed=arguments.seed
+        solution = run_with_wishes(
+            solver,
+            problem,
+            budget,
+            wishes,
+            time_limit_s=arguments.time_limit,
+            seed=arguments.seed,
         )
     record = _solve_record(problem, budget, base, solution)
     if solution.schedule is not None:
@@ -185,7 +206,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
                 arguments.output, problem, solution.schedule, solution.solver, solution.seed
             )
     elif solution.status is not Status.ERROR:
-        smallest = _smallest(problem, solution, arguments.time_limit)
+        smallest = _smallest(problem, solution, arguments.time_limit, wishes)
         record["smallest_peak"] = smallest
     if arguments.json:
         show.print_json(record)
@@ -207,9 +228,9 @@ def check_writable(path: str) -> None:
         raise FileError(f"{path} cannot be written: the folder {folder} is read-only")
 
 
-def _smallest(problem: Problem, solution: Solution, time_limit_s: float) -> int:
+def _smallest(problem: Problem, solution: Solution, time_limit_s: float, wishes: Wishes) -> int:
     """The smallest peak that the solver, or else the baselines in a few seconds, can reach."""
-    found = min_budget(problem, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
+    found = smallest_with_wishes(problem, wishes, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
     peak = simulate(problem, found).peak
     if solution.smallest is not None:
         peak = min(peak, simulate(problem, solution.smallest).peak)

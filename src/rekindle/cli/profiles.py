@@ -17,16 +17,16 @@ if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it d
 def add_commands(commands: Any) -> None:
     cache = commands.add_parser(
         "cache",
-        help="the measurements of ops kept on disk",
-        description="Measured ops are kept on disk ($REKINDLE_CACHE_DIR, else the user's cache "
-        "folder), so that a model is profiled once.",
+        help="the measurements and solutions kept on disk",
+        description="Measured ops and solved problems are kept on disk ($REKINDLE_CACHE_DIR, else "
+        "the user's cache folder), so that a model is profiled and solved once.",
         allow_abbrev=False,
     )
     actions = cache.add_subparsers(metavar="info|clear", required=True)
     info = actions.add_parser("info", help="where it is and what it holds", allow_abbrev=False)
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.set_defaults(run=run_info)
-    clear = actions.add_parser("clear", help="forget all measurements", allow_abbrev=False)
+    clear = actions.add_parser("clear", help="forget all of it", allow_abbrev=False)
     clear.add_argument("--json", action="store_true", help="print one JSON object")
     clear.set_defaults(run=run_clear)
 
@@ -75,7 +75,9 @@ def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.device_budget is None:
         return {}
     headroom = arguments.headroom
-    if headroom.replace(".", "", 1).isdigit() and "." in headroom:
+    if headroom == "0":
+        headroom = 0
+    elif headroom.replace(".", "", 1).isdigit() and "." in headroom:
         headroom = float(headroom)
     return {
         "device_budget": arguments.device_budget,
@@ -110,14 +112,19 @@ def profile_lines(plan: "Plan") -> list[str]:
 
 def run_info(arguments: argparse.Namespace) -> int:
     from rekindle.profile.cache import cache_dir, cache_info
+    from rekindle.solve.kept import solutions_dir, solutions_info
 
     files = cache_info()
+    num_solutions, solution_bytes = solutions_info()
     if arguments.json:
         show.print_json(
             {
                 "path": str(cache_dir()),
                 "num_ops": sum(f.num_ops for f in files),
                 "num_bytes": sum(f.num_bytes for f in files),
+                "solutions_path": str(solutions_dir()),
+                "num_solutions": num_solutions,
+                "solutions_bytes": solution_bytes,
                 "environments": [
                     {
                         "device": f.device,
@@ -131,23 +138,32 @@ def run_info(arguments: argparse.Namespace) -> int:
         )
         return ExitCode.DONE
     print(cache_dir())
-    if not files:
+    if files:
+        rows = [(f.device, f.torch_version, f"{f.num_ops:,}", f"{f.num_bytes:,}") for f in files]
+        print(show.table(("device", "torch", "ops", "bytes"), rows, left=2))
+    else:
         print("no measurements")
-        return ExitCode.DONE
-    rows = [(f.device, f.torch_version, f"{f.num_ops:,}", f"{f.num_bytes:,}") for f in files]
-    print(show.table(("device", "torch", "ops", "bytes"), rows, left=2))
+    print(solutions_dir())
+    print(f"{num_solutions:,} solutions, {solution_bytes:,} bytes")
     return ExitCode.DONE
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
     from rekindle.profile.cache import cache_clear, cache_info
+    from rekindle.solve.kept import solutions_clear
 
     num_ops = sum(f.num_ops for f in cache_info())
     num_files = cache_clear()
+    num_solutions = solutions_clear()
     if arguments.json:
-        show.print_json({"num_ops": num_ops, "num_files": num_files})
+        show.print_json(
+            {"num_ops": num_ops, "num_files": num_files, "num_solutions": num_solutions}
+        )
     else:
-        print(f"{num_ops:,} measurements of {num_files} environments removed")
+        print(
+            f"{num_ops:,} measurements of {num_files} environments and {num_solutions:,} "
+            "solutions removed"
+        )
     return ExitCode.DONE
 
 

@@ -3,7 +3,7 @@
 No torch and no solver library in here.
 """
 
-from rekindle.core.budget import parse_budget
+from rekindle.core.budget import is_fraction, parse_budget
 from rekindle.core.check import check_problem, check_schedule
 from rekindle.core.files import (
     problem_hash,
@@ -31,6 +31,7 @@ __all__ = [
     "check_schedule",
     "copies",
     "gap_sentence",
+    "is_fraction",
     "keep_all",
     "parse_budget",
     "problem_hash",

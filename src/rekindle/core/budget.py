@@ -50,6 +50,14 @@ def parse_budget(budget: int | float | str, keep_all_peak: int) -> int:
     return _whole(int(number), budget)
 
 
+def is_fraction(budget: object) -> bool:
+    """Whether a budget is one of the keep-all peak, as `parse_budget` reads it."""
+    if isinstance(budget, str):
+        match = _PATTERN.fullmatch(budget) if len(budget) <= 64 and budget.isascii() else None
+        return match is not None and not match[2] and "." in match[1]
+    return isinstance(budget, float)
+
+
 def _whole(value: int, budget: object) -> int:
     if not 0 < value < _LIMIT:
         raise _bad(budget)

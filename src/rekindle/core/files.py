@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -206,6 +207,24 @@ def write_schedule(
 ) -> None:
     check_schedule(problem, schedule)
     write_json(path, schedule_record(problem, schedule, solver, seed))
+
+
+def own_version() -> str:
+    """The release that writes a file."""
+    try:
+        return version("rekindle")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def cache_home() -> Path:
+    """Where measurements and solutions are kept: $REKINDLE_CACHE_DIR, else
+    $XDG_CACHE_HOME/rekindle, else ~/.cache/rekindle."""
+    own = os.environ.get("REKINDLE_CACHE_DIR")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rekindle"
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -2,11 +2,15 @@
 whose forward and backward run a plan.
 
 A call that no plan covers runs the original forward and says so once, is planned anew, or raises,
-as `on_miss` says.
+as `on_miss` says. A module that was managed without a sample plans the first call with gradients.
+New plans are told through the logger "rekindle"; of more than `max_plans` the one that was not used
+for longest makes room.
 """
 
 import copy
 import functools
+import logging
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -22,6 +26,8 @@ from rekindle.lower.signature import ModuleView, Settings, call_signature
 
 OnMiss = Literal["eager", "replan", "raise"]
 KEY = "_rekindle"
+FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
+log = logging.getLogger("rekindle")
 
 
 class MissedPlanWarning(UserWarning):
@@ -33,6 +39,11 @@ class Plan(Protocol):
 
     joint: JointGraph
     runner: Runner
+    peak_bytes: int
+    keep_all_peak_bytes: int
+
+    @property
+    def overhead(self) -> float: ...
 
 
 class Manager:
@@ -41,46 +52,79 @@ class Manager:
     def __init__(
         self,
         on_miss: OnMiss,
-        make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Any],
+        make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], Any],
         plan_joint: Callable[..., Any],
         loss_fn: Callable[..., Any] | None,
+        max_plans: int,
     ) -> None:
         self.on_miss = on_miss
         self.make_plan = make_plan
         self.plan_joint = plan_joint
         self.loss_fn = loss_fn
+        self.max_plans = max_plans
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
         self.first: Entry | None = None
+        self.clock = 0  # calls so far
         self.said: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
         """Plans are shared; what they know of one module's objects is looked up anew."""
-        new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn)
-        assert self.first is not None
-        fresh = {id(e): e.copied() for entries in self.plans.values() for e in entries}
-        new.first = fresh[id(self.first)]
+        new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn, self.max_plans)
+        fresh = {id(e): e.copied() for e in self.entries}
+        new.first = None if self.first is None else fresh[id(self.first)]
         new.plans = {k: [fresh[id(e)] for e in entries] for k, entries in self.plans.items()}
         return new
 
+    @property
+    def entries(self) -> list["Entry"]:
+        return [entry for entries in self.plans.values() for entry in entries]
+
+    @property
+    def plans_gradients(self) -> bool:
+        """Whether training is what is planned; a first plan made under no_grad is for inference."""
+        return self.first is None or not self.first.plan.joint.forward_only
+
     def add(self, model: nn.Module, plan: Any, args: Sequence[Any], kwargs: Any) -> "Entry":
         tensors, structure = split((tuple(args), dict(kwargs)))
+        self._make_room()
         entry = Entry(plan)
+        entry.used = self.clock
         entry.look_at(model)
         self.plans.setdefault(call_signature(tensors, structure), []).append(entry)
         if self.first is None:
             self.first = entry
         return entry
 
+    def _make_room(self) -> None:
+        others = [entry for entry in self.entries if entry is not self.first]
+        if len(others) + 1 < self.max_plans or not others:
+            return
+        oldest = min(others, key=lambda entry: entry.used)
+        for signature, entries in list(self.plans.items()):
+            if oldest in entries:
+                entries.remove(oldest)
+            if not entries:
+                del self.plans[signature]
+        what = (
+            f"more than {self.max_plans} kinds of call: the plan that was not used for longest "
+            "makes room, and is made anew when it is needed; pad to fewer shapes, or raise "
+            "max_plans"
+        )
+        if what not in self.said:
+            self.said.add(what)
+            log.warning(what)
+
 
 class Entry:
     """A plan and one module's view of it. A copy of the module is held to what was planned, not to
     how the copy happens to be when it is first called."""
 
-    __slots__ = ("pattern", "plan", "view")
+    __slots__ = ("pattern", "plan", "used", "view")
 
     def __init__(self, plan: Any, pattern: ModuleView | None = None) -> None:
         self.plan = plan
         self.pattern = pattern
+        self.used = 0  # the manager's clock at its last call
         self.view: ModuleView | None = None
 
     def look_at(self, model: nn.Module) -> ModuleView:
@@ -96,12 +140,34 @@ class Entry:
         return self.copied()
 
 
+class _Told:
+    """An attribute of managed modules that gives way to one of that name which the model has."""
+
+    def __init__(self, read: Callable[[Manager], Any]) -> None:
+        self.read = read
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        if model is None:
+            return self
+        for table in ("_parameters", "_buffers", "_modules"):
+            if self.name in model.__dict__[table]:
+                return model.__dict__[table][self.name]
+        cls = owner.__rekindle_class__  # type: ignore[attr-defined]
+        if hasattr(cls, self.name):
+            return getattr(super(Managed, model), self.name)
+        return self.read(model.__dict__[KEY])
+
+
 class Managed:
     """Mixed in before the model's own class."""
 
-    @property
-    def plan(self) -> Any:
-        return self.__dict__[KEY].first.plan
+    # The first plan (None where the first call is still to come), and one per kind of call.
+    plan = _Told(lambda manager: None if manager.first is None else manager.first.plan)
+    plans = _Told(lambda manager: tuple(entry.plan for entry in manager.entries))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = object.__new__(type(self))
@@ -112,7 +178,9 @@ class Managed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles as the model it manages: plans are files of their own, never pickles."""
         plain = object.__new__(type(self).__rekindle_class__)  # type: ignore[attr-defined]
-        plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != KEY})
+        plain.__dict__.update({k: v for k, v in self.__dict__.items() if k not in (KEY, FORWARD)})
+        if FORWARD in self.__dict__:
+            plain.__dict__["forward"] = _bound_to(self.__dict__[FORWARD], self, plain)
         return plain.__reduce_ex__(protocol)
 
 
@@ -132,10 +200,23 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
     return type(cls.__name__, (Managed, cls), body)
 
 
+def is_managed(model: nn.Module) -> bool:
+    return KEY in model.__dict__
+
+
+def plan_of(model: nn.Module) -> Any:
+    """The first plan of a managed module, or None, whatever attributes the model has."""
+    first = model.__dict__[KEY].first
+    return None if first is None else first.plan
+
+
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     """The managed module: the given object itself, or a new one that shares what it holds."""
     cls = managed_class(type(model))  # type: ignore[arg-type]
+    own = model.__dict__.get("forward")
     if inplace:
+        if own is not None:
+            model.__dict__[FORWARD] = model.__dict__.pop("forward")
         model.__dict__[KEY] = manager
         model.__class__ = cls
         return model
@@ -144,6 +225,8 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     for name, value in model.__dict__.items():
         if "hooks" in name and isinstance(value, dict):
             new.__dict__[name] = copy.copy(value)
+    if own is not None:
+        new.__dict__[FORWARD] = _bound_to(new.__dict__.pop("forward"), model, new)
     new.__dict__[KEY] = manager
     for entries in manager.plans.values():
         for entry in entries:
@@ -152,14 +235,25 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     return new
 
 
+def _bound_to(function: Any, old: nn.Module, new: nn.Module) -> Any:
+    """A method of one object as a method of another; anything else as it is."""
+    if isinstance(function, types.MethodType) and function.__self__ is old:
+        return types.MethodType(function.__func__, new)
+    return function
+
+
 def plain_forward(model: nn.Module) -> Callable[..., Any]:
-    """The forward of the model's own class, managed or not."""
+    """The forward that the model had before it was managed, or has."""
+    for key in (FORWARD, "forward") if KEY not in model.__dict__ else (FORWARD,):
+        if key in model.__dict__:
+            return model.__dict__[key]  # type: ignore[no-any-return]
     cls = getattr(type(model), "__rekindle_class__", type(model))
     return functools.partial(cls.forward, model)
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     manager: Manager = model.__dict__[KEY]
+    manager.clock += 1
     tensors, structure = split((args, kwargs))
     entries = manager.plans.get(call_signature(tensors, structure))
     reason = "these arguments were not planned (shapes, dtypes, values, grad mode or autocast)"
@@ -174,6 +268,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if why is None:
             if entry.plan.runner.wanted is not None:
                 _adopt(manager, model, entry)
+            entry.used = manager.clock
             return _run(model, entry.plan, state, tensors)
         reason = why
     return _missed(model, manager, args, kwargs, reason)
@@ -241,16 +336,44 @@ def _run(
 
 
 def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
-    if manager.on_miss == "raise":
-        raise PlanMismatch(f"no plan covers this call: {reason}; plan it, or use on_miss='replan'")
-    if manager.on_miss == "replan":
-        plan = manager.make_plan(model, args, kwargs)
+    waits = manager.first is None
+    without_gradients = not torch.is_grad_enabled() and manager.plans_gradients
+    if without_gradients and (waits or manager.on_miss == "replan"):
+        # Nothing is kept for a backward: eager needs less than the training that was planned.
+        log.info("this call runs eagerly: %s", reason)
+    elif waits or manager.on_miss == "replan":
+        plan = manager.make_plan(model, args, kwargs, plan_of(model))
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
+        _tell(manager, plan, tensors)
         return _run(model, plan, entry.look_at(model).tensors(), tensors)
-    _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
+    elif manager.on_miss == "raise":
+        raise PlanMismatch(f"no plan covers this call: {reason}; plan it, or use on_miss='replan'")
+    else:
+        _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
     out = plain_forward(model)(*args, **kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)
+
+
+def _tell(manager: Manager, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:4])
+    log.warning(
+        "planned call %d of at most %d kinds (%s%s): peak %s -> %s, %+.1f %% time",
+        len(manager.entries),
+        manager.max_plans,
+        shapes,
+        ", ..." if len(tensors) > 4 else "",
+        _size(plan.keep_all_peak_bytes),
+        _size(plan.peak_bytes),
+        100 * plan.overhead,
+    )
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes} bytes"
 
 
 def _say(manager: Manager, what: str) -> None:

@@ -6,6 +6,7 @@ disk between runs (`cache`).
 
 from rekindle.profile.base import OpProfile, Profile, Source
 from rekindle.profile.blocks import blocks_of
+from rekindle.profile.cache import device_name
 from rekindle.profile.device import DeviceDescription, device_names, load_device
 from rekindle.profile.predict import Predictor, charged_nodes, value_bytes
 from rekindle.profile.residents import (
@@ -37,6 +38,7 @@ __all__ = [
     "blocks_of",
     "charged_nodes",
     "device_budget",
+    "device_name",
     "device_names",
     "estimate_nodes",
     "load_device",

@@ -5,8 +5,8 @@ kernels), named by the hash of its record and opened by that record. Lines are J
 checksum, only ever appended: a reader takes what is whole and passes over the rest, so a killed
 writer costs at most its own line, and concurrent writers cost nothing. Never a pickle.
 
-Where: $REKINDLE_CACHE_DIR, else $XDG_CACHE_HOME/rekindle, else ~/.cache/rekindle. A place that
-cannot be written is no error: measurements are then not kept.
+Where: the folder `profile` of `core.files.cache_home`. A place that cannot be written is no error:
+measurements are then not kept.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from rekindle.core.files import cache_home
 from rekindle.profile.base import OpProfile, Source
 from rekindle.profile.blocks import expandable_segments
 
@@ -32,11 +33,7 @@ _SUFFIX = ".jsonl"
 
 
 def cache_dir() -> Path:
-    own = os.environ.get("REKINDLE_CACHE_DIR")
-    if own:
-        return Path(own).expanduser() / "profile"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rekindle" / "profile"
+    return cache_home() / "profile"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

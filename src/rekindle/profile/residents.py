@@ -35,6 +35,7 @@ class Residents:
     optimizer_bytes: int = 0
     optimizer_missing_bytes: int = 0  # of optimizer_bytes: not allocated yet
     optimizer_how: str = "none"  # "given" (its state counted), "estimated", "none"
+    buckets_bytes: int = 0  # of DistributedDataParallel, which copies gradients to reduce them
     step_gradients_bytes: int = 0  # made by the step, inside its budget
 
     @property
@@ -45,6 +46,7 @@ class Residents:
             + self.inputs_bytes
             + self.gradients_bytes
             + self.optimizer_bytes
+            + self.buckets_bytes
         )
 
 
@@ -74,6 +76,8 @@ class DeviceBudget:
                 ("gradients there already", r.gradients_bytes),
                 (f"optimizer state ({r.optimizer_how})", r.optimizer_bytes),
             ]
+        if r.buckets_bytes:
+            rows.append(("gradient buckets", r.buckets_bytes))
         rows.append(("headroom", self.headroom_bytes))
         rows.append(("for one step", self.step_bytes))
         return tuple(rows)
@@ -88,11 +92,13 @@ def residents_of(
     model: nn.Module,
     args: Any = (),
     optimizer: torch.optim.Optimizer | str | None = None,
+    ranks: int = 1,
 ) -> Residents:
     """What the model, its inputs and its optimizer keep on the device.
 
     `optimizer` is one that exists (its state is counted, or probed where it has none yet) or the
-    name of one of torch.optim's ("adamw").
+    name of one of torch.optim's ("adamw"). With several `ranks`, each holds the gradient buckets of
+    DistributedDataParallel as well.
     """
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -111,6 +117,7 @@ def residents_of(
         optimizer_bytes=total,
         optimizer_missing_bytes=missing,
         optimizer_how=how,
+        buckets_bytes=_bytes(trained) if ranks > 1 else 0,
         step_gradients_bytes=_bytes(p for p in trained if p.grad is None),
     )
 
@@ -130,7 +137,7 @@ def device_budget(
     free_now = asked == "auto" and memory_bytes is None
     if free_now:
         total = free_bytes(where)
-        taken = residents.optimizer_missing_bytes
+        taken = residents.optimizer_missing_bytes + residents.buckets_bytes
     else:
         whole = total_bytes(where) if memory_bytes is None else memory_bytes
         total = whole if asked == "auto" else parse_budget(asked, whole)

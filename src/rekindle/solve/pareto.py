@@ -23,6 +23,7 @@ from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.auto import Auto
 from rekindle.solve.base import Solver, answer, run_solver, trivial_floor, without_dead_ops
 from rekindle.solve.smallest import min_budget
+from rekindle.solve.wishes import Wishes, as_asked, constrain, meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,22 @@ def pareto(
     time_limit_s: float = 60.0,
     seed: int = 0,
     solver: Solver | None = None,
+    wishes: Wishes | None = None,
 ) -> tuple[Point, ...]:
-    """The curve, from the smallest peak to keep-all; strictly falling in cost. An interrupt ends
-    the search, and gives what was found."""
+    """The curve, from the smallest peak to keep-all; strictly falling in cost. With wishes, of the
+    schedules that keep them, from which keep-all may be missing. An interrupt ends the search, and
+    gives what was found."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
+    if wishes:
+        wanted = meant(problem, wishes)
+        made = constrain(problem, wanted)
+        curve = pareto(
+            made.problem, num_points=num_points, time_limit_s=time_limit_s, seed=seed, solver=solver
+        )
+        return envelope(
+            [point_of(problem, as_asked(problem, wanted, made, p.schedule)) for p in curve]
+        )
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
     plain = keep_all(problem)

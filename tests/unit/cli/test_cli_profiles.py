@@ -40,7 +40,11 @@ def test_info_and_clear(tmp_path, capsys):
     assert record["num_ops"] == 1
     assert record["environments"][0]["torch"] == "9.9"
     assert main(["cache", "clear", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"num_ops": 1, "num_files": 1}
+    assert json.loads(capsys.readouterr().out) == {
+        "num_ops": 1,
+        "num_files": 1,
+        "num_solutions": 0,
+    }
     assert main(["cache", "clear"]) == 0
     assert "0 measurements" in capsys.readouterr().out
 

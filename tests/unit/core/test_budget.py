@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rekindle.core import parse_budget
+from rekindle.core import is_fraction, parse_budget
 from rekindle.errors import InvalidBudget
 
 PEAK = 1001
@@ -51,3 +51,10 @@ def test_refused(text):
 
 def test_fraction_is_exact_on_large_peaks():
     assert parse_budget("0.3", 10**18 + 1) == 3 * 10**17
+
+
+def test_what_is_a_fraction():
+    fractions = (0.5, 1.0, "0.5", " .25 ", "1.")
+    others = (1, "1", "8GiB", "0.5GiB", "half", None, True, "")
+    assert all(is_fraction(budget) for budget in fractions)
+    assert not any(is_fraction(budget) for budget in others)

@@ -1,0 +1,189 @@
+"""Solutions on disk, so that what was solved before is there at once.
+
+One JSON file per question: the problem by its hash (costs, and with them the device, included), the
+budget, the solver with its options, the seed, the user's own word and the release of Rekindle. A
+file appears by one rename, whole or not at all: a killed writer leaves at most a temporary file,
+which a later one sweeps away, and of two writers the later wins. A reader believes nothing: what is
+not understood counts as absent, and a schedule must pass the simulation within the budget before it
+is used.
+
+A solution that its time limit ended serves only who gives no more time than it had.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.core import Problem, Schedule, Solution, Status, problem_hash, simulate
+from rekindle.core.files import cache_home, own_version, read_json, write_json
+from rekindle.errors import RekindleError
+from rekindle.solve.base import Solver
+
+FORMAT = "rekindle.solution"
+VERSION = 1
+MAX_KEPT = 512  # files; the least recently used go first
+_ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
+_FIELDS = {
+    "key": dict,
+    "status": str,
+    "ops": list,
+    "solver": str,
+    "stopped_by": str,
+    "wall_s": float,
+    "time_limit_s": float,
+    "notes": list,
+}
+
+
+def solutions_dir() -> Path:
+    return cache_home() / "solutions"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked of a solver; equal questions have equal answers, but for the time given."""
+
+    problem: Problem
+    budget: int
+    solver: Solver
+    seed: int
+    wishes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "rekindle": own_version(),
+            "problem": problem_hash(self.problem),
+            "budget": self.budget,
+            "solver": repr(self.solver),
+            "seed": self.seed,
+            "wishes": [list(patterns) for patterns in self.wishes],
+        }
+
+    @property
+    def can_be_kept(self) -> bool:
+        """A solver that is a plain dataclass tells all its options by its repr."""
+        return dataclasses.is_dataclass(self.solver)
+
+    def path(self, key: dict[str, Any]) -> Path:
+        text = json.dumps(key, sort_keys=True, separators=(",", ":"))
+        return solutions_dir() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def recall(question: Question, time_limit_s: float) -> Solution | None:
+    """The kept answer, simulated anew, or None."""
+    if not question.can_be_kept:
+        return None
+    key = question.key
+    path = question.path(key)
+    try:
+        record = read_json(path)
+    except RekindleError:
+        return None
+    solution = _understood(question, key, record, time_limit_s)
+    if solution is not None:
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used just now
+    return solution
+
+
+def _understood(
+    question: Question, key: dict[str, Any], record: Any, time_limit_s: float
+) -> Solution | None:
+    if type(record) is not dict or record.get("key") != key:
+        return None
+    if any(type(record.get(name)) is not kind for name, kind in _FIELDS.items()):
+        return None
+    bound = record.get("bound")
+    if bound is not None and type(bound) is not int:
+        return None
+    status = Status.__members__.get(record["status"])
+    if status not in (Status.OPTIMAL, Status.FEASIBLE):
+        return None
+    in_time = record["stopped_by"] == "time limit" and record["time_limit_s"] < time_limit_s
+    if in_time and status is not Status.OPTIMAL:
+        return None
+    if any(type(op) is not int for op in record["ops"]):
+        return None
+    schedule = Schedule(tuple(record["ops"]))
+    try:
+        trace = simulate(question.problem, schedule)
+    except RekindleError:
+        return None
+    if trace.peak > question.budget or (bound is not None and bound > trace.cost):
+        return None
+    return Solution(
+        status=status,
+        schedule=schedule,
+        solver=record["solver"],
+        seed=question.seed,
+        wall_s=record["wall_s"],
+        bound=bound,
+        stopped_by=record["stopped_by"],
+        notes=tuple(str(note) for note in record["notes"]),
+    )
+
+
+def keep(question: Question, solution: Solution, time_limit_s: float) -> None:
+    """Writes the answer down; gives up in silence where nothing can be written."""
+    if solution.schedule is None or solution.stopped_by == "interrupt" or not question.can_be_kept:
+        return
+    key = question.key
+    path = question.path(key)
+    record = {
+        "key": key,
+        "status": solution.status.name,
+        "ops": list(solution.schedule.ops),
+        "solver": solution.solver,
+        "bound": solution.bound,
+        "stopped_by": solution.stopped_by,
+        "wall_s": float(solution.wall_s),
+        "time_limit_s": float(time_limit_s),
+        "notes": list(solution.notes),
+    }
+    with contextlib.suppress(OSError, RekindleError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
+        _sweep(path.parent)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what writers that were killed have left, and the least recently used solutions."""
+    now = time.time()
+    kept: list[tuple[float, Path]] = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            age = path.stat().st_mtime
+            if path.suffix == ".json":
+                kept.append((age, path))
+            elif now - age > _ABANDONED_S:
+                path.unlink()
+    kept.sort()
+    for _, path in kept[: max(0, len(kept) - MAX_KEPT)]:
+        path.unlink(missing_ok=True)
+
+
+def solutions_info() -> tuple[int, int]:
+    """How many solutions are kept, and their bytes."""
+    sizes = []
+    with contextlib.suppress(OSError):
+        sizes = [path.stat().st_size for path in solutions_dir().glob("*.json")]
+    return len(sizes), sum(sizes)
+
+
+def solutions_clear() -> int:
+    """Forgets all solutions; returns how many there were."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for path in list(solutions_dir().iterdir()):
+            removed += path.suffix == ".json"
+            path.unlink(missing_ok=True)
+    return removed
