@@ -25,7 +25,7 @@ from rekindle.core.files import (
     schedule_record,
     write_json,
 )
-from rekindle.errors import FileError, PlanMismatch
+from rekindle.errors import FileError, PlanMismatch, brief
 from rekindle.lower.module import OnMiss
 
 FORMAT = "rekindle.plan"
@@ -156,9 +156,9 @@ def load_plan(path: str | os.PathLike[str]) -> StoredPlan:
     record = read_json(path)
     if type(record) is not dict or record.get("format") != FORMAT:
         raise FileError(f"{path} is not a plan file: expected format {FORMAT!r}")
-    if record.get("version") != VERSION:
+    if type(record.get("version")) is not int or record["version"] != VERSION:
         raise FileError(
-            f"{path} has version {str(record.get('version'))[:20]}; this release reads {VERSION}"
+            f"{path} has version {brief(record.get('version'))}; this release reads {VERSION}"
         )
     for key, kind in _KEYS.items():
         if type(record.get(key)) is not kind:
@@ -168,7 +168,12 @@ def load_plan(path: str | os.PathLike[str]) -> StoredPlan:
         raise FileError(f"{path}: 'budget' is not a whole number")
     problem = problem_from_record(record["problem"], f"{path}: problem")
     schedule = schedule_from_record(record["schedule"], problem, f"{path}: schedule")
-    simulate(problem, schedule)  # refuses a schedule that cannot be executed
+    peak = simulate(problem, schedule).peak  # refuses a schedule that cannot be executed
+    if budget is not None and peak > budget:
+        raise FileError(
+            f"{path}: the schedule needs {peak:,} bytes and the plan's budget is {brief(budget)}; "
+            "plan again"
+        )
     return StoredPlan(
         problem=problem,
         schedule=schedule,
