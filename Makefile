@@ -29,7 +29,7 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/hiremate/depth.py benchmarks/hiremate/against_optimum.py \
   benchmarks/overhead/keep_all.py benchmarks/auto/table.py
 
-.PHONY: demo test check format bench native clean
+.PHONY: demo test check docs reference dist format bench native clean
 
 demo: $(PACKAGE) $(NATIVE)
 	$(PYTHON) -m rekindle demo
@@ -43,6 +43,18 @@ check: $(TOOLS) $(NATIVE)
 	mypy
 	lint-imports --no-cache
 
+# The site, in site/; any warning fails.
+docs: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
+
+# The pages that are made from docstrings, the parser and the benchmarks' results.
+reference: $(PACKAGE) $(NATIVE)
+	$(PYTHON) tools/reference.py
+
+# The source archive and the wheels, each tried in an empty environment, in dist/.
+dist:
+	python3 tools/dist.py
+
 format: $(TOOLS)
 	ruff format .
 	ruff check --fix .
@@ -54,7 +66,7 @@ bench: $(TOOLS) $(NATIVE)
 native: $(NATIVE)
 
 clean:
-	rm -rf .venv build dist src/rekindle/_native.*
+	rm -rf .venv build dist site src/rekindle/_native.*
 
 # Downloads fail now and then; what was fetched stays in pip's cache, so trying again is cheap.
 pip_install = for try in $$(seq $(PIP_TRIES)); do \

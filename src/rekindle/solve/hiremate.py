@@ -330,7 +330,7 @@ class _Top:
             if share <= 0.01:
                 return
             answer, _ = model.solve(
-                int(self.budget * stretch),
+                max(self.budget, int(self.budget * stretch)),  # a float has 53 bits
                 time_limit_s=share,
                 rel_gap=self.options.rel_gap,
                 seed=self.seed,
