@@ -1,11 +1,11 @@
 """Builds the source archive and the wheels, and tries each in an empty environment.
 
     make dist                          # all of it, into dist/
-    python3 tools/dist.py --torch      # the trial with torch and all: a training step within a budget
+    python3 tools/dist.py --torch      # the trials with torch and all, and a training step
 
 From the unpacked source archive, so that what is shipped is what builds: one wheel for Python 3.11
-and one for 3.12 and later (the stable ABI), for glibc 2.17 and later (`manylinux2014`). Interpreters
-are those on PATH and pyenv's, or those given with --python.
+and one for 3.12 and later (the stable ABI), for glibc 2.17 and later (`manylinux2014`). The
+interpreters are those on PATH and pyenv's, or those given with --python.
 
 A trial is a new virtual environment in which no compiler can be found: the wheel is installed with
 its dependencies (without torch, which the solvers do not need, unless --torch is given), and its

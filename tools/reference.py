@@ -1,5 +1,5 @@
-"""Writes the pages that are made from other files: docs/api.md from the docstrings, docs/cli.md from
-the parser, docs/results.md and the table in the README from the benchmarks' result files. A test
+"""Writes the pages that are made from other files: docs/api.md from the docstrings, docs/cli.md
+from the parser, docs/results.md and the README's table from the benchmarks' result files. A test
 keeps them in step.
 
     make reference
@@ -233,8 +233,8 @@ def results_page() -> str:
     parts = [
         _MADE,
         "# Results",
-        "Every number has a script in `benchmarks/` that makes it, and a file beside the script that "
-        "holds it. Run the command from a clone; `benchmarks/README.md` lists them all.",
+        "Every number has a script in `benchmarks/` that makes it, and a file beside the script "
+        "that holds it. Run the command from a clone; `benchmarks/README.md` lists them all.",
     ]
     for title, command, file, words in RESULTS:
         parts += [f"## {title}", *([words] if words else [])]
