@@ -41,7 +41,7 @@ from rekindle.profile import load_device
 from rekindle.profile.cache import _SUFFIX as CACHE_SUFFIX
 from rekindle.profile.cache import cache_info
 
-LONGEST_S = 10.0  # for one case, on a busy machine; most take a millisecond
+LONGEST_S = 5.0  # of processor time for one case; most take a millisecond
 SENTENCE = 700  # characters
 SOURCES = (
     *(random_problem(seed, num_ops) for seed, num_ops in ((1, 4), (2, 8), (3, 12))),
@@ -57,13 +57,13 @@ def changed(record: Any, chance: random.Random) -> bytes:
 
 def understood(read: Callable[[], Any]) -> Any:
     """What was read, or None where it was refused in one sentence."""
-    start = time.perf_counter()
+    start = time.process_time()
     found, sentence = None, None
     try:
         found = read()
     except RekindleError as error:
         sentence = str(error)
-    assert time.perf_counter() - start < LONGEST_S
+    assert time.process_time() - start < LONGEST_S
     assert sentence is None or 10 < len(sentence.encode("utf-8")) < SENTENCE, sentence[:2000]
     return found
 
@@ -71,10 +71,10 @@ def understood(read: Callable[[], Any]) -> Any:
 def command(*arguments: object) -> tuple[int, str]:
     """The exit code and the output of a command; an error is one line, never a traceback."""
     out, err = io.StringIO(), io.StringIO()
-    start = time.perf_counter()
+    start = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(a) for a in arguments])
-    assert time.perf_counter() - start < LONGEST_S
+    assert time.process_time() - start < LONGEST_S
     assert code in (0, 1, 2, 3), code
     if code == 2:
         assert out.getvalue() == ""
@@ -192,12 +192,12 @@ def cache_case(seed: int, path: Path) -> bool:
 
 @pytest.mark.parametrize("block", range(4))
 def test_problem_files(block: int, tmp_path: Path) -> None:
-    valid = sum(problem_case(1000 * block + k, tmp_path / "p.json") for k in range(600))
+    valid = sum(problem_case(1000 * block + k, tmp_path / "p.json") for k in range(500))
     assert 30 < valid < 400  # the changes are neither all harmless nor all fatal
 
 
 def test_schedule_files(tmp_path: Path) -> None:
-    assert 100 < sum(schedule_case(seed, tmp_path) for seed in range(1200)) < 900
+    assert 80 < sum(schedule_case(seed, tmp_path) for seed in range(800)) < 600
 
 
 def test_plan_files(plan_file: Path, tmp_path: Path) -> None:

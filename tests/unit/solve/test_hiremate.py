@@ -1,5 +1,6 @@
 """hiremate and rockmate: refusals, structure, identical parts, and quality beside the optimum."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,3 +177,14 @@ def test_the_time_limit_is_kept():
     solution = run_solver(HiRemate(), problem, budget, time_limit_s=2)
     assert time.process_time() - start < 3.2
     assert solution.stopped_by == "time limit"
+
+
+def test_sizes_beyond_the_precision_of_a_float():
+    problem = chain(6)
+    values = tuple(dataclasses.replace(v, size=v.size * 2**40 + 1) for v in problem.values)
+    problem = dataclasses.replace(problem, values=values)
+    budget = 4 * simulate(problem, keep_all(problem)).peak // 5
+    while float(budget) >= budget:
+        budget += 1
+    solution = run_solver(HiRemate(), problem, budget, time_limit_s=5)
+    assert solution.schedule is None or simulate(problem, solution.schedule).peak <= budget
