@@ -10,8 +10,10 @@ stale when its inputs (script, models, torch, device) have changed. Activation p
 max_memory_allocated above what was allocated before the step, with gradients None. Time is the
 median of CUDA events over the repeats. Methods: eager; own (the model's own block switch); blocks
 (torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved); inductor@B
-(torch.compile at activation_memory_budget B); rekindle@B with B a fraction of the keep-all peak, or
-rekindle@own / rekindle@blocks for the activation peak of that method.
+(torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's activation
+peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same
+with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay
+adds to it.
 """
 
 import argparse
@@ -36,8 +38,8 @@ from models import MODELS, Workload  # noqa: E402
 
 METHODS = (
     "eager", "own", "blocks", "sac", "inductor@1.0", "inductor@0.5", "inductor@0.25",
-    "rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.35", "rekindle@own",
-    "rekindle@blocks",
+    "rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.3", "rekindle@own",
+    "rekindle@blocks", "graph@1.0", "graph@0.5", "graph@own",
 )  # fmt: skip
 GIB = 2**30
 
@@ -93,29 +95,29 @@ def prepare(
         case "inductor":
             torch._functorch.config.activation_memory_budget = float(setting)
             return torch.compile(load.model), {}
-        case "rekindle":
-            return prepare_rekindle(load, setting, known, limit_s)
+        case "rekindle" | "graph":
+            return prepare_rekindle(load, setting, known, limit_s, cuda_graph=name == "graph")
     raise SystemExit(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
 
 
 def prepare_rekindle(
-    load: Workload, setting: str, known: dict[str, Any], limit_s: float
+    load: Workload, setting: str, known: dict[str, Any], limit_s: float, cuda_graph: bool
 ) -> tuple[Any, dict[str, Any]]:
     import rekindle
 
+    peer, share = (setting, 1.0) if setting in ("own", "blocks") else ("eager", float(setting))
     budget: float | int
-    if setting in ("own", "blocks"):
-        peer = known.get(setting)
-        if not peer or "peak_bytes" not in peer:
-            raise NotApplicable(f"there is no result of {setting!r} to match")
-        budget = int(peer["peak_bytes"])
+    if "peak_bytes" in known.get(peer, {}):
+        budget = int(share * known[peer]["peak_bytes"])
+    elif peer == "eager" and next(load.model.parameters()).device.type == "cpu":
+        budget = share  # of the keep-all peak: a CPU's allocator keeps no count
     else:
-        budget = float(setting)
+        raise NotApplicable(f"there is no result of {peer!r} to match")
     start = time.perf_counter()
     managed = rekindle.rematerialize(
         load.model, args=load.args, kwargs=load.kwargs, budget=budget, profile="measure",
         time_limit_s=limit_s,
-        hold_outputs=not load.loss_inside,
+        hold_outputs=not load.loss_inside, cuda_graph=cuda_graph,
     )  # fmt: skip
     plan = managed.plan
     return managed, {
@@ -146,7 +148,18 @@ def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return (top / bottom) ** 0.5 if bottom else 0.0
 
 
-def measure(run: Callable[[], Any], load: Workload, device: str, repeats: int) -> dict[str, Any]:
+def _reserved(load: Workload) -> int:
+    for parameter in load.model.parameters():
+        parameter.grad = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def measure(
+    run: Callable[[], Any], load: Workload, device: str, repeats: int, reserved: int | None
+) -> dict[str, Any]:
+    """`reserved`: for a recorded step, what was reserved before it was recorded."""
     cuda = device.startswith("cuda")
     for _ in range(3):
         run()
@@ -163,6 +176,8 @@ def measure(run: Callable[[], Any], load: Workload, device: str, repeats: int) -
         torch.cuda.synchronize()
         result["peak_bytes"] = torch.cuda.max_memory_allocated() - base
         result["reserved_bytes"] = torch.cuda.max_memory_reserved()
+        if reserved is not None:
+            result["peak_bytes"] += _reserved(load) - reserved
     times = []
     for _ in range(repeats):
         if cuda:
@@ -195,19 +210,24 @@ def run_case(
         return gradients(load)
 
     result: dict[str, Any] = {}
-    if method.startswith("rekindle") or method == "eager":
+    ours = method.startswith(("rekindle", "graph"))
+    if ours or method == "eager":
         plain = seeded(load.model)
         result["eager_to_itself"] = distance(plain, seeded(load.model))
+    graph = method.startswith("graph")
+    reserved = _reserved(load) if graph and args.device.startswith("cuda") else None
     start = time.perf_counter()
     model, notes = prepare(load, method, known, args.plan_limit)
     result |= notes
-    if method.startswith("rekindle"):
+    if ours:
+        for _ in range(2 if graph else 0):  # it runs, is recorded, and then replayed
+            seeded(model)
         result["gradient_error"] = distance(plain, seeded(model))
         del plain
     else:
         step(model, load)
     result["first_step_s"] = time.perf_counter() - start
-    result |= measure(lambda: step(model, load), load, args.device, args.repeats)
+    result |= measure(lambda: step(model, load), load, args.device, args.repeats, reserved)
     return result
 
 
@@ -225,7 +245,7 @@ def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
         path = args.results / f"{name}.{method}.json"
         known = {
             p: json.loads(f.read_text())
-            for p in ("own", "blocks")
+            for p in ("eager", "own", "blocks")
             if (f := args.results / f"{name}.{p}.json").exists()
         }
         record: dict[str, Any] = {"model": name, "method": method, "stamp": stamp}

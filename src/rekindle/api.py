@@ -134,6 +134,7 @@ class Options:
     device_profile: str | None = None
     on_progress: ProfileListener | None = None
     hold_outputs: bool = True
+    cuda_graph: bool = False
 
 
 def plan(
@@ -154,6 +155,7 @@ def plan(
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
     hold_outputs: bool = True,
+    cuda_graph: bool = False,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
@@ -162,6 +164,8 @@ def plan(
     name such as "adamw") and the `headroom` are taken off. `device_profile` names a device
     description to plan for instead of this machine. `hold_outputs=False` takes it that the caller
     drops all outputs but the loss before the backward, as `model(...).loss.backward()` does.
+    `cuda_graph=True` records the step and replays it: no time between kernels, and the memory of
+    the step stays reserved.
     """
     options = Options(
         budget,
@@ -177,6 +181,7 @@ def plan(
         device_profile,
         on_progress,
         hold_outputs,
+        cuda_graph,
     )
     return make_plan(options, model, args, kwargs or {})
 
@@ -201,6 +206,7 @@ def rematerialize(
     device_profile: str | None = None,
     on_progress: ProfileListener | None = None,
     hold_outputs: bool = True,
+    cuda_graph: bool = False,
 ) -> nn.Module:
     """The same model, whose step never needs more than the budget; options as for `plan`."""
     options = Options(
@@ -217,6 +223,7 @@ def rematerialize(
         device_profile,
         on_progress,
         hold_outputs,
+        cuda_graph,
     )
     first = make_plan(options, model, args, kwargs or {})
     return manage_plan(options, first, model, args, kwargs or {}, inplace, on_miss)
@@ -274,7 +281,9 @@ def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool
 def plan_joint(
     options: Options, joint: JointGraph, name: str, given: DeviceBudget | None = None
 ) -> Plan:
-    program = analyse(joint, hold_outputs=options.hold_outputs)
+    if options.cuda_graph and joint.device.type != "cuda":
+        raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
+    program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     description = None if options.device_profile is None else load_device(options.device_profile)
     profile = profile_nodes(
         joint.nodes,
@@ -308,7 +317,7 @@ def plan_joint(
         profile=profile,
         device_budget=given,
         options=options,
-        runner=Runner(program, solution.schedule),
+        runner=Runner(program, solution.schedule, options.cuda_graph),
     )
 
 

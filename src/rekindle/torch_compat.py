@@ -37,6 +37,7 @@ __all__ = [
     "backward_keeps_graph",
     "backward_node",
     "bare_call",
+    "borrowed",
     "compile_boxed",
     "eager_kernels",
     "forward_sequence_nr",
@@ -59,6 +60,17 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().nbytes())
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory that does not keep it: valid as long as nobody else gets it."""
+    storage = tensor.untyped_storage()
+    place = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        place, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def is_overload(target: object) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Kind, Recorder, Scalar, Source
 from rekindle.capture.structure import Structure, path_names, split
 from rekindle.errors import CaptureError
@@ -216,12 +217,14 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         for leaf, gradient in zip(leaves, found, strict=True)
         if gradient is not None
     )
+    backward_nodes = tuple(recorder.graph.nodes)[num_before:]
+    join_loss_gradients(backward_nodes)
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
     return replace(
         joint,
-        nodes=(*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:]),
+        nodes=(*session.forward_nodes, *backward_nodes),
         constants=tuple(recorder.constants),
         tangents=tangents,
         gradients=gradients,

@@ -93,8 +93,9 @@ SURE = frozenset(
     }
 )
 
-# Another shape or size than the fake kernel says, whatever the layout of the arguments.
-_ALWAYS = frozenset({"mkldnn_rnn_layer"})
+# Another shape, size or layout than the fake kernel says, whatever the layout of the arguments. How
+# transforms lay out their result depends on the library that this torch was built with.
+_ALWAYS = frozenset({"mkldnn_rnn_layer", "_fft_r2c", "_fft_c2r", "_fft_c2c"})
 
 # The fake kernel gives one tensor twice where the real one gives two.
 _TWICE = frozenset({aten.mkldnn_rnn_layer_backward.default})

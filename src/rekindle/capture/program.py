@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import fx
 
-from rekindle.capture import effects
+from rekindle.capture import effects, inplace
 from rekindle.capture.joint import JointGraph
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import is_overload
@@ -48,6 +48,8 @@ class InPlace:
     target: int
     call: object
     args: tuple[object, ...]
+    out: fx.Node  # the argument
+    out_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,18 @@ class _Op:
         return self.once or bool(self.resident_writes) or (self.random and self.phase == "forward")
 
 
-def analyse(joint: JointGraph, *, hold_outputs: bool = True) -> Program:
+def analyse(joint: JointGraph, *, hold_outputs: bool = True, random_once: bool = False) -> Program:
     """`hold_outputs`: the caller keeps all outputs while the backward runs. Else only what has no
-    weight, such as the loss; the others are gone unless the backward reads them."""
-    return _Analysis(joint, hold_outputs).program()
+    weight, such as the loss; the others are gone unless the backward reads them. `random_once`:
+    random ops must not run again."""
+    return _Analysis(joint, hold_outputs, random_once).program()
 
 
 class _Analysis:
-    def __init__(self, joint: JointGraph, hold_outputs: bool) -> None:
+    def __init__(self, joint: JointGraph, hold_outputs: bool, random_once: bool) -> None:
         self.joint = joint
         self.hold_outputs = hold_outputs
+        self.random_once = random_once
         self.resident: set[int] = set()
         self.tangents: list[int] = []
         self.sizes: dict[int, int] = {}
@@ -347,7 +351,7 @@ class _Analysis:
                     ProgramValue(self.names[storage], self.sizes[storage], storage, resident=True)
                 )
         op_of_sequence = self._op_of_sequence()
-        adds = _GradientAdds(self)
+        over = _WriteOver(self)
         ops: list[ProgramOp] = []
         for i, op in enumerate(self.ops):
             for storage, state in op.makes.items():
@@ -374,8 +378,8 @@ class _Analysis:
                     reads=reads,
                     makes=makes,
                     writes=frozenset(op.writes & op.reads.keys()),
-                    recomputable=not op.once,
-                    instead=adds.instead(i, op, reads, makes),
+                    recomputable=not (op.once or (op.random and self.random_once)),
+                    instead=over.instead(i, op, reads, makes),
                     grad_of=op_of_sequence.get(op.nodes[0].meta["seq_nr"])
                     if op.phase == "backward"
                     else None,
@@ -412,9 +416,9 @@ class _Analysis:
         return found
 
 
-class _GradientAdds:
-    """Where two gradients meet, eager's engine adds into one of them. So may we, where the one
-    dies, is whole, and has the layout of the sum."""
+class _WriteOver:
+    """Where an op's result may take the place of an argument: of those that fit, one that dies in
+    eager's order, since most schedules will let it die too."""
 
     def __init__(self, analysis: _Analysis) -> None:
         self.last_read: dict[tuple[int, int], int] = {}
@@ -422,46 +426,27 @@ class _GradientAdds:
             for item in op.reads.items():
                 self.last_read[item] = i
         self.kept = {(s, analysis.state[s]) for s in analysis._final_storages()}
-        # Not into what the caller has a hand on.
+        # Not over what the caller has a hand on.
         self.foreign = {*analysis.tangents, *analysis.out_states}
 
     def instead(
         self, i: int, op: _Op, reads: dict[int, int], makes: dict[int, int]
     ) -> InPlace | None:
         node = op.nodes[0] if len(op.nodes) == 1 else None
-        if node is None or op.phase != "backward" or node.target is not aten.add.Tensor:
+        if node is None or op.writes or op.resident_writes or op.once:
             return None
-        if node.kwargs or len(node.args) != 2:
-            return None
-        out = node.meta["val"]
-        target = makes[node.meta["storage"]]
         options = []
-        for mine, other in (node.args, node.args[::-1]):
-            if not isinstance(mine, fx.Node) or not isinstance(other, fx.Node):
-                return None
-            storage = mine.meta["storage"]
-            if storage not in reads or storage in self.foreign:
-                continue
-            if storage == other.meta["storage"] or not _same_layout(mine, out):
-                continue
-            dies = self.last_read.get((storage, op.reads[storage])) == i
-            dies = dies and (storage, op.reads[storage]) not in self.kept
-            options.append((not dies, mine, other))
+        for over in inplace.candidates(node):
+            storage = over.argument.meta["storage"]
+            if storage in reads and storage not in self.foreign:
+                item = (storage, op.reads[storage])
+                dies = self.last_read.get(item) == i and item not in self.kept
+                options.append((not dies, over))
         if not options:
             return None
-        _, mine, other = min(options, key=lambda o: o[0])
-        return InPlace(reads[mine.meta["storage"]], target, aten.add_.Tensor, (mine, other))
-
-
-def _same_layout(node: fx.Node, out: torch.Tensor) -> bool:
-    val = node.meta["val"]
-    return bool(
-        val.shape == out.shape
-        and val.stride() == out.stride()
-        and val.dtype == out.dtype
-        and val.numel() * val.element_size() == node.meta["storage_bytes"]
-        and out.untyped_storage().nbytes() == node.meta["storage_bytes"]
-    )
+        _, over = min(options, key=lambda option: option[0])
+        source, target = reads[over.argument.meta["storage"]], makes[node.meta["storage"]]
+        return InPlace(source, target, over.target, node.args, over.argument, over.out_name)
 
 
 def _made_storages(node: fx.Node) -> list[int]:

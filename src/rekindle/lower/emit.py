@@ -46,8 +46,6 @@ class Stretch:
     run: Callable[[list[Any]], Any]  # (carried + residents) -> (gradients..., carried...)
     residents: tuple[fx.Node, ...]
     gradients: tuple[fx.Node, ...]  # placeholders whose gradients leave
-    num_carried_in: int
-    written: tuple[int, ...]  # positions of the carried list that the code writes over
     source: str
 
 
@@ -59,6 +57,7 @@ class Lowered:
     tangents: tuple[int, ...]  # which tangents the backward reads, appended to the carried list
     stretches: tuple[Stretch, ...]
     saved: tuple[Saved, ...]
+    written: tuple[int, ...]  # positions of the saved list that the backward writes over
     forward_source: str
 
 
@@ -68,7 +67,6 @@ class _Buffer:
 
     roots: dict[fx.Node, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    carried_at: int = -1  # position in the incoming list, while nothing has replaced it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,12 @@ def emit(program: Program, schedule: Schedule, max_stretches: int = 12) -> Lower
     return _Emitter(program, schedule.ops, max_stretches).lowered()
 
 
-def emit_resumed(program: Program, saved: Sequence[Saved]) -> Stretch | None:
-    """The whole backward of a program, from what the forward of another plan has saved; None where
-    that does not suffice. (The other plan has the same forward and other gradients arrive.)"""
+def emit_resumed(
+    program: Program, saved: Sequence[Saved]
+) -> tuple[Stretch, tuple[int, ...]] | None:
+    """The whole backward of a program, from what the forward of another plan has saved, and which
+    of that it writes over; None where it does not suffice. (The other plan has the same forward
+    and other gradients arrive.)"""
     value_of = {(v.storage, v.state): i for i, v in enumerate(program.values) if not v.resident}
     start: list[tuple[int, fx.Node] | None] = []
     states = set()
@@ -157,6 +158,8 @@ class _Emitter:
             for n in self.joint.nodes
             if n.op == "placeholder" and n.meta["source"].kind == "tangent"
         }
+        self.saved_at: dict[int, list[int]] = {}  # copy -> positions in the saved list
+        self.written: set[int] = set()
         self._read_schedule()
 
     # ---- lifetimes, by the simulator's rule
@@ -263,14 +266,14 @@ class _Emitter:
         run, source = self._end(outs, carried)
         forward = (run, tuple(self.residents), source)
         if self.loss_step == len(self.steps):
-            return Lowered(forward[0], forward[1], tuple(out_items), (), (), (), source)
+            return Lowered(forward[0], forward[1], tuple(out_items), (), (), (), (), source)
         saved = tuple(self._saved(item) for item in carried)
+        self._note_saved(carried)
         tangents = self._tangents_read()
         carried += [("tangent", i) for i in tangents]
         cuts = [*self._cuts(), len(self.steps)]
         stretches = []
         for begin, stop in itertools.pairwise(cuts):
-            num_in = len(carried)
             self._begin(carried)
             if begin == cuts[0]:
                 self._bind_tangents(tangents)
@@ -285,16 +288,7 @@ class _Emitter:
             gradients = [self._gradient(gradient_of[leaf]) for leaf in leaving]
             carried = self._carried(stop)
             run, source = self._end(gradients, carried)
-            stretches.append(
-                Stretch(
-                    run,
-                    tuple(self.residents),
-                    tuple(leaving),
-                    num_in,
-                    tuple(sorted(self.written)),
-                    source,
-                )
-            )
+            stretches.append(Stretch(run, tuple(self.residents), tuple(leaving), source))
         return Lowered(
             forward[0],
             forward[1],
@@ -302,6 +296,7 @@ class _Emitter:
             tuple(tangents),
             tuple(stretches),
             saved,
+            tuple(sorted(self.written)),
             forward[2],
         )
 
@@ -311,7 +306,13 @@ class _Emitter:
         copy, root = item
         return Saved(root, self.values[self.copies[copy].value].state)
 
-    def resumed(self) -> Stretch:
+    def _note_saved(self, carried: Sequence[Any]) -> None:
+        """Where each copy stands in the list that the forward leaves."""
+        for position, item in enumerate(carried):
+            if isinstance(item[0], int):
+                self.saved_at.setdefault(item[0], []).append(position)
+
+    def resumed(self) -> tuple[Stretch, tuple[int, ...]]:
         """One stretch that begins with the saved list of another plan and all tangents."""
         self.buffers = {}
         self.rng = {}
@@ -332,7 +333,7 @@ class _Emitter:
             else:
                 carried.append(("unused", None))
         tangents = list(self.tangent_nodes)
-        num_in = len(carried)
+        self._note_saved(carried)
         self._begin([*carried, *(("tangent", i) for i in tangents)])
         self._bind_tangents(tangents)
         for t in range(1, len(self.steps)):
@@ -340,21 +341,15 @@ class _Emitter:
         gradient_of = dict(self.joint.gradients)
         gradients = [self._gradient(gradient_of[leaf]) for leaf in self.leaves]
         run, source = self._end(gradients, [])
-        return Stretch(
-            run,
-            tuple(self.residents),
-            tuple(self.leaves),
-            num_in,
-            tuple(sorted(self.written)),
-            source,
-        )
+        stretch = Stretch(run, tuple(self.residents), tuple(self.leaves), source)
+        return stretch, tuple(sorted(self.written))
 
     def _begin(self, carried: Sequence[Any]) -> None:
         self.graph = fx.Graph()
         self.residents: dict[fx.Node, fx.Node] = {}
         self.resident_views: dict[fx.Node, fx.Node] = {}
-        self.written: set[int] = set()
         self.incoming_tangents: dict[int, fx.Node] = {}
+        again: set[int] = set()  # copies whose tensors of the graph before are forgotten
         for position, item in enumerate(carried):
             like = item[1].meta["val"] if isinstance(item[0], int) else None
             if item[0] == "tangent":
@@ -367,10 +362,10 @@ class _Emitter:
             elif item[0] != "unused":
                 copy, root = item
                 buffer = self.buffers[copy]
-                if buffer.carried_at < 0:
+                if copy not in again:
+                    again.add(copy)
                     buffer.roots, buffer.views = {}, {}
                 buffer.roots[root] = node
-                buffer.carried_at = position
         self.first_free = len(carried)
 
     def _bind_tangents(self, tangents: Sequence[int]) -> None:
@@ -402,8 +397,6 @@ class _Emitter:
             else:
                 copy, root = item
                 outs.append(self.buffers[copy].roots[root])
-        for buffer in self.buffers.values():
-            buffer.carried_at = -1
         self.graph.output(outs)
         return compile_boxed(self.graph), str(self.graph)
 
@@ -438,7 +431,7 @@ class _Emitter:
             self._place[storage] = self.buffers[reads[value]]
         instead = op.instead
         if instead is not None and self.dies(reads[instead.source], t):
-            self._note_written(self.buffers[reads[instead.source]])
+            self.written.update(self.saved_at.get(reads[instead.source], ()))
             self._emit_instead(op, t)
         else:
             for storage in op.writes:
@@ -446,7 +439,7 @@ class _Emitter:
                 if not self.dies(old, t):
                     self._place[storage] = self._copied(storage, self.buffers[old])
                 else:
-                    self._note_written(self.buffers[old])
+                    self.written.update(self.saved_at.get(old, ()))
             for node in op.nodes:
                 self._emit_call(node, op, t, first)
         for storage, value in op.makes.items():
@@ -458,16 +451,14 @@ class _Emitter:
             if self.internal_last[makes[value]] == t and self.copies[makes[value]].last == t:
                 self.buffers.pop(makes[value], None)
 
-    def _note_written(self, buffer: _Buffer) -> None:
-        if buffer.carried_at >= 0:
-            self.written.add(buffer.carried_at)
-
     def _emit_instead(self, op: ProgramOp, t: int) -> None:
         instead = op.instead
         assert instead is not None
         node = op.nodes[0]
-        args = fx.node.map_arg(instead.args, self._tensor)
-        out = self._call(instead.call, args, {}, node.meta["val"])
+        args: tuple[Any, ...] = fx.node.map_arg(instead.args, self._tensor)
+        kwargs = {**fx.node.map_arg(node.kwargs, self._tensor)}
+        kwargs[instead.out_name] = self._tensor(instead.out)
+        out = self._call(instead.call, args, kwargs, node.meta["val"])
         self._place[node.meta["storage"]] = _Buffer({node: out})
 
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:

@@ -20,6 +20,7 @@ from torch import fx
 from rekindle.capture import JointGraph, Program, Tangent, analyse
 from rekindle.core import Schedule
 from rekindle.lower.emit import Stretch, emit, emit_resumed
+from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
 from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 
@@ -27,7 +28,10 @@ from rekindle.torch_compat import backward_keeps_graph, eager_kernels
 class Step:
     """What one forward leaves for its backward."""
 
-    __slots__ = ("env", "gradients", "other", "residents", "saved", "tangents", "versions")
+    __slots__ = (
+        *("env", "gradients", "graphed", "other", "residents", "saved", "tangents", "versions"),
+        "__weakref__",
+    )
 
     def __init__(self, residents: list[torch.Tensor]) -> None:
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
@@ -37,12 +41,13 @@ class Step:
         self.other: _OtherBackward | None = None  # where other gradients arrived than planned
         self.gradients: dict[fx.Node, Any] = {}  # what that one has made
         self.versions: list[list[int]] = []
+        self.graphed = False  # whether its forward was the replay of a CUDA graph
 
 
 class Runner:
     """A lowered plan with the positions of everything it reads, ready to be called."""
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
+    def __init__(self, program: Program, schedule: Schedule, cuda_graph: bool = False) -> None:
         joint, lowered = program.joint, emit(program, schedule)
         self.program = program
         self.schedule = schedule
@@ -86,6 +91,8 @@ class Runner:
             [p for p in positions if self.placeholders[p].meta["source"].kind != "constant"]
             for positions in self.stretch_positions
         ]
+        self.cuda_graph = cuda_graph
+        self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
     def _layouts(self, joint: JointGraph, slot: Mapping[int, int]) -> tuple[Any, ...]:
         """Per output slot: the layout in which its gradient is assumed to arrive, or None."""
@@ -144,13 +151,15 @@ class Runner:
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
-        args = [residents[p] for p in self.forward_positions]
-        with eager_kernels():
-            made: list[Any] = self.lowered.forward(args)
-        num = len(self.internal)
-        step.saved = made[num:]
+        outs = None if self.graphs is None else self.graphs.forward(step)
+        if outs is None:
+            args = [residents[p] for p in self.forward_positions]
+            with eager_kernels():
+                made: list[Any] = self.lowered.forward(args)
+            num = len(self.internal)
+            outs, step.saved = made[:num], made[num:]
         step.versions = [[residents[p]._version for p in checked] for checked in self.checked]
-        return made[:num]
+        return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -158,10 +167,15 @@ class Runner:
         return self.planned_backward(step, index)
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
+        if step.graphed and self.graphs is not None:
+            self.check_versions(step, index)
+            gradients = self.graphs.backward(step, index)
+            if gradients is not None:
+                return self._with_idle(gradients, index)
         stretch = self.lowered.stretches[index]
         args: list[Any] | None
         if index == 0:
-            args = self._take_saved(step, stretch.written)
+            args = self._take_saved(step, self.lowered.written)
             if args is not None:
                 args += [step.tangents[slot] for slot in self.tangent_slots]
                 step.tangents = []
@@ -177,6 +191,9 @@ class Runner:
         num = len(stretch.gradients)
         step.env = made[num:]
         del made[num:]
+        return self._with_idle(made, index)
+
+    def _with_idle(self, made: list[Any], index: int) -> list[Any]:
         if index == len(self.leaves) - 1:
             made += [None] * len(self.joint.idle)
         return made
@@ -246,13 +263,13 @@ class _OtherBackward:
     def __init__(self, runner: Runner, joint: JointGraph) -> None:
         self.joint = joint
         holds = runner.program.held == runner.program.given
-        program = analyse(joint, hold_outputs=holds)
+        program = analyse(joint, hold_outputs=holds, random_once=runner.cuda_graph)
         self.stretch: Stretch | None = None
         self.twin = _twin(runner, program)
         if self.twin is not None:
             return
-        stretch = self.stretch = emit_resumed(program, runner.lowered.saved)
-        if stretch is None:
+        resumed = emit_resumed(program, runner.lowered.saved)
+        if resumed is None:
             if {t.output for t in joint.tangents} == {t.output for t in runner.joint.tangents}:
                 return  # layouts alone differ: the same numbers can be laid out as planned
             arrived = [t.output for t in joint.tangents]
@@ -262,6 +279,8 @@ class _OtherBackward:
                 f"for outputs {planned}, and what the forward has kept does not suffice; the next "
                 "step is planned for these: run this step again"
             )
+        stretch, self.written = resumed
+        self.stretch = stretch
         position = {n: i for i, n in enumerate(runner.placeholders)}
         self.residents = [
             (position[n], None) if n in position else (-1, joint.constants[n.meta["source"].index])
@@ -274,7 +293,7 @@ class _OtherBackward:
             return self.twin.planned_backward(step, index)
         assert self.stretch is not None
         if index == 0:
-            args = runner._take_saved(step, self.stretch.written)
+            args = runner._take_saved(step, self.written)
             if args is None:
                 raise _second_backward()
             for i in range(len(runner.checked)):

@@ -97,6 +97,7 @@ _INDICES: dict[str, tuple[str, _Limit]] = {
     "aten.take": ("index", lambda given: max(1, given["self"].numel)),
     "aten.nll_loss_forward": ("target", _classes("self")),
     "aten.nll_loss_backward": ("target", _classes("self")),
+    "rekindle.nll_log_softmax_backward": ("target", _classes("log_probabilities")),
     "aten.nll_loss2d_forward": ("target", _classes("self")),
     "aten.nll_loss2d_backward": ("target", _classes("self")),
     "aten.multi_margin_loss": ("target", _classes("self")),
