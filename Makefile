@@ -15,9 +15,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := build/Release/.built
 ifeq ($(VENV),.venv)
+INTERPRETER := $(VENV)/.python
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 else
+INTERPRETER :=
 PACKAGE := $(NATIVE)
 TOOLS := $(NATIVE)
 export PYTHONPATH := $(CURDIR)/src
@@ -52,8 +54,8 @@ reference: $(PACKAGE) $(NATIVE)
 	$(PYTHON) tools/reference.py
 
 # The source archive and the wheels, each tried in an empty environment, in dist/.
-dist:
-	python3 tools/dist.py
+dist: $(INTERPRETER)
+	$(PYTHON) tools/dist.py
 
 format: $(TOOLS)
 	ruff format .
