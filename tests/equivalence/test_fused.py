@@ -6,7 +6,7 @@ the choice of what is made and what is computed again is tested everywhere.
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,17 +16,15 @@ from torch import nn
 import rekindle
 from rekindle.core import keep_all, simulate
 
-
 fuse = importlib.import_module("rekindle.capture.fuse")
 F = nn.functional
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "_MIN_NUMEL", 64)
     monkeypatch.setattr(fuse, "_ANYWHERE", True)
     monkeypatch.setattr(fuse, "_targets", {})
-    yield
 
 
 class Net(nn.Module):
@@ -69,7 +67,11 @@ def shared(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return (y.view(-1) * 2.0).view(x.shape) + total * (y * y)
 
 
-FUNCTIONS = [new_gelu, rms_norm, swiglu, gates, shared]
+def dropped(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.relu(x * gain), 0.25) + F.dropout(F.gelu(x + gain), 0.5)
+
+
+FUNCTIONS = [new_gelu, rms_norm, swiglu, gates, shared, dropped]
 
 
 def _model(function: Callable[..., torch.Tensor], dtype: torch.dtype, device: torch.device) -> Net:

@@ -34,6 +34,7 @@ _MIN_NUMEL = 1 << 18  # below this the launch is all that counts
 _MAX_STEPS = 32
 _MAX_WIDE = 5  # operands of full size
 _DTYPES = (torch.float32, torch.bfloat16)
+_TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.detach.default)
 
 
@@ -46,14 +47,19 @@ _SOURCE: dict[Any, Callable[..., str]] = {
     aten.add.Scalar: "__fadd_rn({0}, {1})".format,
     aten.neg.default: "(-({0}))".format,
     aten.tanh.default: "tanhf({0})".format,
-    aten.tanh_backward.default: "({0} * (1.f - {1} * {1}))".format,
     aten.sigmoid.default: "(1.f / (1.f + expf(-({0}))))".format,
     aten.silu.default: "({0} / (1.f + expf(-({0}))))".format,
     aten.silu_backward.default: "silu_backward({0}, {1})".format,
+    aten.gelu.default: "({0} * 0.5f * (1.f + erff({0} * 0.70710678118654752440f)))".format,
+    aten.gelu_backward.default: "gelu_backward({0}, {1})".format,
+    aten.relu.default: "({0} != {0} ? {0} : fmaxf({0}, 0.f))".format,
+    aten.threshold_backward.default: "({1} <= {2} ? 0.f : {0})".format,
+    aten.native_dropout_backward.default: "__fmul_rn(__fmul_rn({1}, {0}), {2})".format,
     aten._to_copy.default: "{0}".format,
     aten.pow.Tensor_Scalar: "",  # type: ignore[dict-item]  # by the exponent
     aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
     aten.div.Scalar: "",  # type: ignore[dict-item]
+    aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
 }
 
 _PRELUDE = """
@@ -69,6 +75,11 @@ __device__ __forceinline__ float rounded(float x) { return widen(narrow(x)); }
 __device__ __forceinline__ float silu_backward(float dy, float x) {
   const float s = 1.f / (1.f + expf(-x));
   return dy * s * (1.f + x * (1.f - s));
+}
+__device__ __forceinline__ float gelu_backward(float dy, float x) {
+  const float cdf = 0.5f * (1.f + erff(x * 0.70710678118654752440f));
+  const float pdf = expf(-0.5f * x * x) * 0.39894228040143267794f;
+  return dy * (cdf + x * pdf);
 }
 """
 
@@ -137,20 +148,19 @@ class Kernel:
 
     def source(self) -> str:
         n = self.at_once
-        types = {torch.float32: "float", torch.bfloat16: "unsigned short"}
-        pointers = [f"const {types[d]}* p{i}" for i, d in enumerate(self.dtypes)]
+        pointers = [f"const {_TYPES[d]}* p{i}" for i, d in enumerate(self.dtypes)]
         lines = [_PRELUDE]
-        for dtype, name in types.items():
+        for dtype, name in _TYPES.items():
             size = n * dtype.itemsize
             lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
-        head = ", ".join([*pointers, f"{types[self.dtype]}* out", "int threads"])
+        head = ", ".join([*pointers, f"{_TYPES[self.dtype]}* out", "int threads"])
         lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
         lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
         lines.append("  if (t >= threads) return;")
         lines.append(f"  const long long i = t * {n};")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             if place.kind == "row":
-                lines.append(f"  const {types[dtype]} r{k} = p{k}[i / {place.extent}LL];")
+                lines.append(f"  const {_TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
                 continue
             at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
             vector = f"V{dtype.itemsize}"
@@ -159,7 +169,7 @@ class Kernel:
         lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
-            wide = f"widen({value})" if dtype == torch.bfloat16 else value
+            wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
             lines.append(f"    const float x{k} = {wide};")
         for j, step in enumerate(self.steps):
             lines.append(f"    const float s{j} = {_expression(step)};")
@@ -193,6 +203,12 @@ def _expression(step: Step) -> str:
         inverse = struct.unpack("f", struct.pack("f", 1.0))[0] / _single(float(by))
         return rounded(f"__fmul_rn({operand(x)}, {_constant(inverse)})")
     operands = [operand(a) for a in step.args]
+    if step.target is aten.tanh_backward.default:
+        grad, y = operands
+        if step.dtype == torch.float32:
+            return f"({grad} * (1.f - {y} * {y}))"
+        # This kernel computes in bfloat16 itself.
+        return rounded(f"{grad} * rounded(1.f - rounded({y} * {y}))")
     return rounded(_SOURCE[step.target](*operands))
 
 
@@ -211,7 +227,7 @@ def _elementwise(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in _SOURCE or node.meta.get("writes"):
         return False
     out = node.meta.get("val")
-    if not _dense(out) or out.numel() < _MIN_NUMEL:
+    if not _dense(out) or out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
         return False
     if node.kwargs and node.target is not aten._to_copy.default:
         return False
@@ -232,7 +248,7 @@ def _elementwise(node: fx.Node) -> bool:
 def _dense(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
-        and value.dtype in _DTYPES
+        and value.dtype in _TYPES
         and value.is_contiguous()
         and value.storage_offset() == 0
     )
@@ -297,6 +313,11 @@ class _Regions:
             if not _is_view(user) or self._read_by_others(user):
                 return True
         return False
+
+    def leave(self, nodes: set[fx.Node]) -> None:
+        """These take no part."""
+        self.mine -= nodes
+        self.made = {n for n in self.mine if self._read_by_others(n)}
 
     def expressions(self) -> dict[fx.Node, tuple[list[Step], list[fx.Node]]]:
         """Per value that is made: its steps, and what they read."""
@@ -415,19 +436,35 @@ _targets: dict[tuple[Any, str], Any] = {}
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
     """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
     any more is left to be dropped. `results`: what the graph gives away."""
+    if not _ANYWHERE and not any(n.meta["val"].is_cuda for n in results):
+        return
     regions = _Regions(nodes, results)
-    for node, (steps, leaves) in regions.expressions().items():
-        if sum(not s.is_view for s in steps) < 2:
-            continue
-        out = node.meta["val"]
-        places = [_leaf_place(leaf, regions) for leaf in leaves]
-        if any(p is None for p in places):
-            continue
-        dtypes = [leaf.meta["val"].dtype for leaf in leaves]
-        kernel = Kernel(steps, places, dtypes, out.shape)  # type: ignore[arg-type]
-        target = _target(kernel, leaves, out)
-        if target is not None:
-            node.target, node.args, node.kwargs = target, tuple(leaves), {}
+    while True:
+        found = regions.expressions()
+        targets = {
+            node: _target_of(node, steps, leaves, regions)
+            for node, (steps, leaves) in found.items()
+            if sum(not s.is_view for s in steps) > 1
+        }
+        refused = {node for node, target in targets.items() if target is None}
+        if not refused:
+            break
+        # These run as they are, and read what they read: those values are made.
+        regions.leave(refused)
+    for node, target in targets.items():
+        node.target, node.args, node.kwargs = target, tuple(found[node][1]), {}
+
+
+def _target_of(
+    node: fx.Node, steps: Sequence[Step], leaves: Sequence[fx.Node], regions: _Regions
+) -> Any:
+    places = [_leaf_place(leaf, regions) for leaf in leaves]
+    known = [p for p in places if p is not None]
+    if len(known) < len(places):
+        return None
+    dtypes = [leaf.meta["val"].dtype for leaf in leaves]
+    kernel = Kernel(steps, known, dtypes, node.meta["val"].shape)
+    return _target(kernel, leaves, node.meta["val"])
 
 
 def _leaf_place(leaf: fx.Node, regions: _Regions) -> Place | None:
@@ -478,7 +515,7 @@ def _numbers(like: torch.Tensor, seed: int, device: torch.device) -> torch.Tenso
     flat = x.view(-1)
     special = torch.tensor(_SPECIAL, device=device)
     flat[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(flat[seed::7])]
-    return x.to(like.dtype)
+    return x > 0 if like.dtype == torch.bool else x.to(like.dtype)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
