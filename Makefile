@@ -15,9 +15,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := build/Release/.built
 ifeq ($(VENV),.venv)
+INTERPRETER := $(VENV)/.python
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 else
+INTERPRETER :=
 PACKAGE := $(NATIVE)
 TOOLS := $(NATIVE)
 export PYTHONPATH := $(CURDIR)/src
@@ -31,7 +33,7 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/hiremate/table4.py benchmarks/hiremate/figures.py \
   benchmarks/overhead/keep_all.py benchmarks/auto/table.py
 
-.PHONY: demo test check format bench browser native clean
+.PHONY: demo test check docs reference dist format bench browser native clean
 
 demo: $(PACKAGE) $(NATIVE)
 	$(PYTHON) -m rekindle demo
@@ -44,6 +46,18 @@ check: $(TOOLS) $(NATIVE)
 	ruff check .
 	mypy
 	lint-imports --no-cache
+
+# The site, in site/; any warning fails.
+docs: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
+
+# The pages that are made from docstrings, the parser and the benchmarks' results.
+reference: $(PACKAGE) $(NATIVE)
+	$(PYTHON) tools/reference.py
+
+# The source archive and the wheels, each tried in an empty environment, in dist/.
+dist: $(INTERPRETER)
+	$(PYTHON) tools/dist.py
 
 format: $(TOOLS)
 	ruff format .
@@ -67,7 +81,7 @@ browser:
 native: $(NATIVE)
 
 clean:
-	rm -rf .venv build dist src/rekindle/_native.*
+	rm -rf .venv build dist site src/rekindle/_native.*
 
 # Downloads fail now and then; what was fetched stays in pip's cache, so trying again is cheap.
 pip_install = for try in $$(seq $(PIP_TRIES)); do \

@@ -1,15 +1,14 @@
 """Settings of all tests."""
 
-import importlib.machinery
 import importlib.util
 import os
 import signal
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+import torchvision_on_cpu
 
 # Two workers with two threads each on two cores only get in each other's way; and one thread makes
 # CPU results independent of how work was split.
@@ -41,44 +40,7 @@ def instances() -> Path:
     return INSTANCES
 
 
-class TorchvisionOnCpu:
-    """Makes torchvision importable where torch has no CUDA.
-
-    The wheel of torchvision on PyPI is built for CUDA: with a CPU torch its library of operators
-    cannot load, and importing it fails with "operator torchvision::nms does not exist", which
-    breaks timm, and transformers and diffusers once torchvision is installed. Declaring the two
-    operators is enough for everything but detection. Done when torchvision is first imported, so
-    that tests without torch never load torch.
-    """
-
-    def __init__(self) -> None:
-        self.library: object = None  # the operators live as long as this
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name != "torchvision":
-            return
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torchvision")
-        if spec is not None:
-            self.declare_operators(spec)
-
-    def declare_operators(self, spec: importlib.machinery.ModuleSpec) -> None:
-        import torch
-
-        for folder in spec.submodule_search_locations or ():
-            for library in Path(folder).glob("_C*.so"):
-                try:
-                    torch.ops.load_library(str(library))
-                except OSError:
-                    continue
-                return
-        self.library = torch.library.Library("torchvision", "DEF")
-        for op in ("nms", "qnms"):
-            self.library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-TORCHVISION_ON_CPU = TorchvisionOnCpu()  # kept here: it holds the operators
-sys.meta_path.insert(0, TORCHVISION_ON_CPU)
+torchvision_on_cpu.install()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -61,16 +61,16 @@ class Plan:
     program: Program
     problem: Problem
     schedule: Schedule
-    peak_bytes: int
-    cost_ns: int
-    keep_all_peak_bytes: int
+    peak_bytes: int  # simulated, above what is resident
+    cost_ns: int  # the sum over all ops that run, repeats included
+    keep_all_peak_bytes: int  # when nothing is recomputed
     keep_all_cost_ns: int
     budget_bytes: int | None
-    solver: str
-    status: Status
-    bound: int | None
-    profile: Profile
-    device_budget: DeviceBudget | None
+    solver: str  # the one that found the schedule
+    status: Status  # OPTIMAL (proven) or FEASIBLE
+    bound: int | None  # no schedule within the budget costs less, where that is known
+    profile: Profile  # the cost of each op, and how it was obtained
+    device_budget: DeviceBudget | None  # the sum behind `device_budget=`
     options: "Options"
     runner: Runner
     kept: bool = False  # the schedule was found in an earlier run and kept on disk
@@ -95,6 +95,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "StoredPlan":
+        """A plan that was saved: its numbers, and `apply`. A broken file is refused."""
         from rekindle.stored import load_plan
 
         return load_plan(path)

@@ -27,8 +27,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    items: tuple[Item, ...]
-    predicted: Prediction | None = None  # of the managed model's plan, where it was asked for
+    """What `verify` found. True where everything is the same to the bit; prints itself."""
+
+    items: tuple[Item, ...]  # everything that was compared
+    predicted: Prediction | None = None  # peak and time, with `costs=True`
     measured: StepMeasurement | None = None
 
     @property

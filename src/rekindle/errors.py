@@ -1,6 +1,15 @@
 """Every error a user can meet. Each says what was got, what was expected, and what to try."""
 
 
+def brief(x: object, limit: int = 40) -> str:
+    """What was got, for a sentence: never more than a few characters of it."""
+    try:
+        text = str(x)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 class RekindleError(Exception):
     """The base of all errors that Rekindle raises on purpose."""
 

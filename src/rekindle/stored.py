@@ -30,7 +30,7 @@ from rekindle.core.files import (
     write_json,
 )
 from rekindle.describe import CURVE_LIMIT_S, explain_plan, report_plan
-from rekindle.errors import FileError, PlanMismatch
+from rekindle.errors import FileError, PlanMismatch, brief
 from rekindle.lower.module import OnMiss
 from rekindle.profile import Source, StepMeasurement, device_name
 
@@ -274,9 +274,9 @@ def stored_plan(record: Any, path: str) -> StoredPlan:
     """A checked plan from JSON data; raises FileError or InvalidSchedule with one sentence."""
     if type(record) is not dict or record.get("format") != FORMAT:
         raise FileError(f"{path} is not a plan file: expected format {FORMAT!r}")
-    if record.get("version") != VERSION:
+    if type(record.get("version")) is not int or record["version"] != VERSION:
         raise FileError(
-            f"{path} has version {str(record.get('version'))[:20]}; this release reads {VERSION}"
+            f"{path} has version {brief(record.get('version'))}; this release reads {VERSION}"
         )
     for key, kind in _KEYS.items():
         if type(record.get(key)) is not kind:
@@ -293,12 +293,14 @@ def stored_plan(record: Any, path: str) -> StoredPlan:
     problem = problem_from_record(record["problem"], f"{path}: problem")
     schedule = schedule_from_record(record["schedule"], problem, f"{path}: schedule")
     trace = simulate(problem, schedule)  # refuses a schedule that cannot be executed
-    budget = record.get("budget")
+    budget, bound = record.get("budget"), record.get("bound")
     if budget is not None and trace.peak > budget:
-        raise FileError(f"{path}: the budget is {budget}, and the schedule needs {trace.peak}")
-    bound = record.get("bound")
+        raise FileError(
+            f"{path}: the schedule needs {trace.peak:,} bytes and the plan's budget is "
+            f"{brief(budget)}; plan again"
+        )
     if bound is not None and not 0 <= bound <= trace.cost:
-        raise FileError(f"{path}: the bound is {bound}, and the schedule costs {trace.cost}")
+        raise FileError(f"{path}: the bound is {brief(bound)}, and the schedule costs {trace.cost}")
     return StoredPlan(
         problem=problem,
         schedule=schedule,

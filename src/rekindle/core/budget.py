@@ -8,7 +8,7 @@ import math
 import re
 from fractions import Fraction
 
-from rekindle.errors import InvalidBudget
+from rekindle.errors import InvalidBudget, brief
 
 UNITS = {
     "b": 1,
@@ -72,7 +72,7 @@ def _fraction(value: Fraction, budget: object, keep_all_peak: int) -> int:
 
 def _bad(budget: object) -> InvalidBudget:
     return InvalidBudget(
-        f"budget {str(budget)[:40]!r} is not understood: give bytes as a whole number above 0, a "
+        f"budget {brief(budget)!r} is not understood: give bytes as a whole number above 0, a "
         'size with a unit such as "8GiB" or "8GB", or a fraction of the keep-all peak with a '
         "point, above 0.0 and at most 1.0"
     )

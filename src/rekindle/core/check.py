@@ -1,12 +1,13 @@
 """What a problem and a schedule must keep, checked at each stage's door."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from rekindle.core.problem import Op, Problem
 from rekindle.core.schedule import Schedule
 from rekindle.core.simulate import run_native
-from rekindle.errors import InvalidProblem
+from rekindle.errors import InvalidProblem, brief
 
 LIMIT = 2**62  # sizes, costs and their sums stay below it
 PHASES = (None, "forward", "loss", "backward")
@@ -70,20 +71,25 @@ def _check_op(op: Op, i: int, num_values: int, num_ops: int) -> None:
     if both:
         _fail(f"value {min(both)} is both an input and an output of op {i}")
     if op.phase not in PHASES:
-        _fail(f"the phase of op {i} is {op.phase!r}; expected 'forward', 'loss', 'backward', null")
+        _fail(
+            f"the phase of op {i} is {brief(op.phase)!r}; expected 'forward', 'loss', 'backward', "
+            "null"
+        )
     if op.grad_of is not None and not (type(op.grad_of) is int and 0 <= op.grad_of < num_ops):
-        _fail(f"grad_of of op {i} is {op.grad_of}, and there are ops 0 to {num_ops - 1}")
+        _fail(f"grad_of of op {i} is {brief(op.grad_of)}, and there are ops 0 to {num_ops - 1}")
 
 
 def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None:
     if not op.inplace:
         return
-    sources = [v for v, _ in op.inplace]
-    targets = [v for _, v in op.inplace]
+    sources = {v for v, _ in op.inplace}
+    targets = {v for _, v in op.inplace}
+    inputs, outputs = set(op.inputs), set(op.outputs)
     for v, out in op.inplace:
-        if v not in op.inputs or out not in op.outputs:
+        if v not in inputs or out not in outputs:
             _fail(
-                f"the inplace pair [{v}, {out}] of op {i} is not an input and an output of that op"
+                f"the inplace pair [{brief(v)}, {brief(out)}] of op {i} is not an input and an "
+                "output of that op"
             )
         if v in resident:
             _fail(f"the inplace pair [{v}, {out}] of op {i} overwrites a resident value")
@@ -92,7 +98,7 @@ def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None
                 f"the inplace pair [{v}, {out}] of op {i} has unequal sizes "
                 f"{problem.values[v].size} and {problem.values[out].size}"
             )
-    if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+    if len(sources) < len(op.inplace) or len(targets) < len(op.inplace):
         _fail(f"the inplace pairs of op {i} name a value twice; one storage holds one output")
 
 
@@ -111,15 +117,15 @@ def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) 
 
 def _number(x: object, what: str) -> None:
     if type(x) is not int or not 0 <= x < LIMIT:
-        _fail(f"{what} is {str(x)[:40]}; expected a whole number from 0 to 2^62 - 1")
+        _fail(f"{what} is {brief(x)}; expected a whole number from 0 to 2^62 - 1")
 
 
 def _ids(ids: Sequence[object], count: int, where: str) -> None:
     for v in ids:
         if type(v) is not int or not 0 <= v < count:
-            _fail(f"{where}: {str(v)[:40]} is not a value id; there are values 0 to {count - 1}")
+            _fail(f"{where}: {brief(v)} is not a value id; there are values 0 to {count - 1}")
     if len(set(ids)) < len(ids):
-        twice = next(v for k, v in enumerate(ids) if v in ids[:k])
+        twice = next(v for v, count in Counter(ids).items() if count > 1)
         _fail(f"{where}: value {twice} stands twice; name each value once")
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 from rekindle.core.check import check_problem, check_schedule
 from rekindle.core.problem import Op, Problem, Value
 from rekindle.core.schedule import Schedule
-from rekindle.errors import FileError, InvalidProblem, InvalidSchedule, RekindleError
+from rekindle.errors import FileError, InvalidProblem, InvalidSchedule, RekindleError, brief
 
 PROBLEM_FORMAT = "rekindle.problem"
 SCHEDULE_FORMAT = "rekindle.schedule"
@@ -179,7 +180,7 @@ def schedule_from_record(record: Any, problem: Problem, where: str = "the schedu
     for step, op in enumerate(record["ops"]):
         if type(op) is not int or not 0 <= op < len(problem.ops):
             raise InvalidSchedule(
-                f"{where}: step {step} names op {str(op)[:40]}, and the problem has ops 0 to "
+                f"{where}: step {step} names op {brief(op)}, and the problem has ops 0 to "
                 f"{len(problem.ops) - 1}"
             )
     return Schedule(tuple(record["ops"]))
@@ -284,9 +285,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        _fail(f"the key {twice[:40]!r} stands twice in one object")
+        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        _fail(f"the key {brief(twice)!r} stands twice in one object")
     return record
 
 
@@ -307,11 +307,11 @@ def _kind(record: Any, expected: str, where: str) -> None:
         raise FileError(f"{where} is not a {expected} file: expected a JSON object")
     if record.get("format") != expected:
         raise FileError(
-            f"{where} has format {str(record.get('format'))[:40]!r}; expected {expected!r}"
+            f"{where} has format {brief(record.get('format'))!r}; expected {expected!r}"
         )
     if type(record.get("version")) is not int or record["version"] != VERSION:
         raise FileError(
-            f"{where} has version {str(record.get('version'))[:40]}; this release reads version "
+            f"{where} has version {brief(record.get('version'))}; this release reads version "
             f"{VERSION}"
         )
 
@@ -335,7 +335,7 @@ def _keys(record: Any, keys: _Keys, where: str, position: int | None = None) -> 
             _fail(f"{where}: the key {key!r} is missing")
     for key, x in record.items():
         if key not in kinds:
-            _fail(f"{where}: the key {key[:40]!r} is unknown; expected {', '.join(kinds)}")
+            _fail(f"{where}: the key {brief(key)!r} is unknown; expected {', '.join(kinds)}")
         if type(x) not in kinds[key]:
             names = " or ".join(_NAMES[kind] for kind in kinds[key])
             _fail(f"{where}: {key!r} is {_short(x)}; expected {names}")
@@ -343,8 +343,9 @@ def _keys(record: Any, keys: _Keys, where: str, position: int | None = None) -> 
 
 def _short(x: Any) -> str:
     """A piece of the JSON that was read, as JSON, in a few characters."""
-    text = json.dumps(x)
-    return text if len(text) <= 40 else text[:37] + "..."
+    if type(x) in (list, dict) and x:
+        return "a list" if type(x) is list else "an object"
+    return brief(json.dumps(x))
 
 
 _NAMES = {

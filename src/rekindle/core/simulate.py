@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rekindle import _native
 from rekindle.core.problem import Problem
 from rekindle.core.schedule import Schedule
-from rekindle.errors import InvalidSchedule
+from rekindle.errors import InvalidSchedule, brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
             if type(op) is not int or not 0 <= op < len(problem.ops)
         )
         raise InvalidSchedule(
-            f"step {step} names op {str(bad)[:40]}, and the problem has ops 0 to "
+            f"step {step} names op {brief(bad)}, and the problem has ops 0 to "
             f"{len(problem.ops) - 1}"
         ) from None
     if trace.fault != _native.Fault.none:
@@ -80,10 +80,10 @@ def copies(problem: Problem, schedule: Schedule) -> tuple[Copy, ...]:
 
 def _sentence(problem: Problem, trace: _native.Trace) -> str:
     def op_name(op_id: int) -> str:
-        return f"op {op_id} ({problem.ops[op_id].name!r})"
+        return f"op {op_id} ({brief(problem.ops[op_id].name, 80)!r})"
 
     def value_name(value_id: int) -> str:
-        return f"value {value_id} ({problem.values[value_id].name!r})"
+        return f"value {value_id} ({brief(problem.values[value_id].name, 80)!r})"
 
     match trace.fault:
         case _native.Fault.no_such_op:

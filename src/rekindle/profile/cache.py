@@ -138,7 +138,8 @@ def cache_info(directory: Path | None = None) -> tuple[CacheFile, ...]:
     for path in sorted((directory or cache_dir()).glob(f"*{_SUFFIX}")):
         with contextlib.suppress(OSError):
             record: dict[str, Any] = next(
-                (r["environment"] for r in _records(path) if "environment" in r), {}
+                (e for r in _records(path) if isinstance(e := r.get("environment"), dict)),
+                {},
             )
             files.append(
                 CacheFile(
@@ -191,7 +192,7 @@ def _records(path: Path) -> Iterable[dict[str, Any]]:
         check, _, body = line.partition(b" ")
         if len(check) != 8 or check != f"{zlib.crc32(body):08x}".encode():
             continue
-        with contextlib.suppress(ValueError, UnicodeDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(body)
             if isinstance(record, dict):
                 yield record

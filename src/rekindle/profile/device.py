@@ -10,12 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import DeviceProfileError
+from rekindle.errors import DeviceProfileError, brief
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16")
 _EFFICIENCIES = ("matmul", "convolution", "attention", "memory")
 _INTEGERS = ("memory_bytes", "launch_ns", "host_ns", "view_ns", "block_bytes")
-_KEYS = {"title", "kind", "bandwidth", "flops", "efficiency", *_INTEGERS}
+_TABLES = ("flops", "efficiency")
+_KEYS = {"title", "kind", "bandwidth", *_TABLES, *_INTEGERS}
+_FASTEST = 1e30  # bytes or operations a second: beyond it, every op would take no time at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,10 @@ def _shipped() -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, no TOML, too many digits
         raise DeviceProfileError(f"cannot read the device description {path}: {error}") from None
+    except RecursionError:
+        raise DeviceProfileError(f"{path} is not understood: it is nested too deeply") from None
     return {k: v for k, v in tables.items() if isinstance(v, dict)}
 
 
@@ -83,23 +87,21 @@ def _parse(name: str, table: dict[str, Any], tables: dict[str, Any]) -> DeviceDe
     table = dict(table)
     like = table.pop("like", None)
     if like is not None:
-        if like not in tables or like == name or "like" in tables[like]:
-            raise _bad(name, f"like = {like!r} names no complete description")
-        base = tables[like]
-        table = {
-            **base,
-            **table,
-            "flops": {**base["flops"], **table.get("flops", {})},
-            "efficiency": {**base["efficiency"], **table.get("efficiency", {})},
-        }
+        base = tables.get(like, {}) if isinstance(like, str) and like != name else {}
+        if "like" in base or not all(isinstance(base.get(key), dict) for key in _TABLES):
+            raise _bad(name, f"like = {brief(like)!r} names no complete description")
+        for key in _TABLES:
+            if not isinstance(table.setdefault(key, {}), dict):
+                raise _bad(name, f"{key} is a table, not {brief(table[key])!r}")
+        table = {**base, **table, **{key: base[key] | table[key] for key in _TABLES}}
     if table.keys() != _KEYS:
         missing, unknown = _KEYS - table.keys(), table.keys() - _KEYS
-        raise _bad(name, f"missing {sorted(missing)}, unknown {sorted(unknown)}")
+        raise _bad(name, f"missing {brief(sorted(missing), 200)}, unknown {brief(sorted(unknown))}")
     if table["kind"] not in ("cuda", "cpu"):
-        raise _bad(name, f'kind is "cuda" or "cpu", not {table["kind"]!r}')
+        raise _bad(name, f'kind is "cuda" or "cpu", not {brief(table["kind"])!r}')
     for key in _INTEGERS:
         if type(table[key]) is not int or table[key] < (1 if key.endswith("_bytes") else 0):
-            raise _bad(name, f"{key} is a whole number, not {table[key]!r}")
+            raise _bad(name, f"{key} is a whole number, not {brief(table[key])}")
     flops, efficiency = table["flops"], table["efficiency"]
     _check_rates(name, "flops", flops, _RATES)
     _check_rates(name, "efficiency", efficiency, _EFFICIENCIES)
@@ -121,8 +123,9 @@ def _check_rates(name: str, field: str, rates: Any, expected: tuple[str, ...]) -
     if not isinstance(rates, dict) or set(rates) != set(expected):
         raise _bad(name, f"{field} has exactly the keys {', '.join(expected)}")
     for key, value in rates.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise _bad(name, f"{field} {key} is a number above 0, not {value!r}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 < value < _FASTEST:
+            raise _bad(name, f"{field} {key} is a number above 0, not {brief(value)}")
 
 
 def _bad(name: str, what: str) -> DeviceProfileError:

@@ -68,6 +68,7 @@ def run_solver(
         raise SolverUnavailable(sentence)
     start = time.monotonic()
     small, kept = without_dead_ops(problem)
+    small, shift = _in_larger_units(small)
     if (reason := solver.accepts(small)) is not None:
         raise SolverRefused(f"solver {solver.name!r} does not handle this problem: {reason}")
     if warm_start is not None:
@@ -75,6 +76,14 @@ def run_solver(
     solution = solver.solve(
         small, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
     )
+    if shift:
+        # Costs were rounded down, so the bound holds; a proof does not.
+        proven = solution.status is Status.OPTIMAL
+        solution = replace(
+            solution,
+            bound=None if solution.bound is None else solution.bound << shift,
+            status=Status.FEASIBLE if proven else solution.status,
+        )
     solution = replace(
         solution,
         schedule=_translate_from(kept, solution.schedule),
@@ -84,6 +93,16 @@ def run_solver(
         wall_s=time.monotonic() - start,
     )
     return _believe(problem, budget, solution)
+
+
+def _in_larger_units(problem: Problem) -> tuple[Problem, int]:
+    """The problem with costs that sum to less than 2^50, and the power of two they were divided
+    by: solvers add up the costs of many runs, in 64 bits or in floats."""
+    shift = max(0, sum(op.cost for op in problem.ops).bit_length() - 50)
+    if shift:
+        ops = tuple(replace(op, cost=op.cost >> shift) for op in problem.ops)
+        problem = replace(problem, ops=ops)
+    return problem, shift
 
 
 def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:

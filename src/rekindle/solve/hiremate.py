@@ -182,7 +182,7 @@ class _Top:
                 self.limited(True)
                 return
             answer, _ = model.solve(
-                int(self.budget * stretch),
+                max(self.budget, int(self.budget * stretch)),  # a float has 53 bits
                 time_limit_s=share,
                 rel_gap=self.options.rel_gap,
                 seed=self.seed,

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import brute_force
@@ -175,3 +175,18 @@ def test_a_warm_start_loses_its_dead_ops():
 def test_chain_has_no_dead_ops():
     problem = chain(6)
     assert without_dead_ops(problem)[0] is problem
+
+
+@pytest.mark.parametrize("name", ["auto", "fastsa", "floor"])
+def test_costs_whose_sums_would_leave_64_bits(name):
+    small = chain(8)
+    ops = tuple(replace(op, cost=op.cost * 2**47 + 1) for op in small.ops)
+    large = replace(small, ops=ops)
+    check_problem(large)
+    base = simulate(large, keep_all(large))
+    assert base.cost > 2**60
+    solution = run_solver(find_solver(name), large, int(0.8 * base.peak), time_limit_s=2)
+    assert solution.schedule is not None
+    cost = simulate(large, solution.schedule).cost
+    assert cost < 2 * base.cost  # a sum that had wrapped around would have misled the search
+    assert solution.bound is None or 0.9 * base.cost <= solution.bound <= cost

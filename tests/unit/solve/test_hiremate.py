@@ -1,5 +1,6 @@
 """hiremate and rockmate: refusals, structure, identical parts, and quality beside the optimum."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,3 +191,14 @@ def test_a_run_that_has_time_for_everything_was_stopped_by_nothing():
     problem = chain(10)
     budget = int(simulate(problem, keep_all(problem)).peak * 0.85)
     assert run_solver(HiRemate(), problem, budget, time_limit_s=120).stopped_by == ""
+
+
+def test_sizes_beyond_the_precision_of_a_float():
+    problem = chain(6)
+    values = tuple(dataclasses.replace(v, size=v.size * 2**40 + 1) for v in problem.values)
+    problem = dataclasses.replace(problem, values=values)
+    budget = 4 * simulate(problem, keep_all(problem)).peak // 5
+    while float(budget) >= budget:
+        budget += 1
+    solution = run_solver(HiRemate(), problem, budget, time_limit_s=5)
+    assert solution.schedule is None or simulate(problem, solution.schedule).peak <= budget
