@@ -66,7 +66,7 @@ def models() -> dict[str, Callable[[], tuple]]:
 
     made: dict[str, Callable[[], tuple]] = {
         "Mixer 64": lambda: (Mixer(), (torch.randn(64, 3, 256, 256),)),
-        "GPT-5": lambda: gpt(5),
+        "GPT-12": lambda: gpt(12),
         "ResNet-34 64": lambda: resnet34(64),
     }
     for layers in (1, 2, 3, 4):
@@ -150,7 +150,7 @@ def inputs(figure: str, *names: str) -> Callable[[], Iterator[Point]]:
 
 def grids() -> Iterator[Point]:
     """Rockmate's Fig. 4: the number of (M_peak, M_save) budgets."""
-    for model in ("GPT-5", "ResNet-34 64"):
+    for model in ("GPT-12", "ResNet-34 64"):
         for count in (3, 5, 10, 20):
             makers = (ByTWRemat(1, 1), ByCheckmate(count, count, time_per_program_s=1.0))
             solver = Rockmate(makers=makers)

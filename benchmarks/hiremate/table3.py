@@ -60,7 +60,7 @@ PAPER: dict[str, tuple[tuple[float, float | None, float], ...]] = {
         (1.0e9, None, 1.2593),
     ),
 }
-LIMITS = {"hiremate": 60.0, "auto": 30.0, "bound": 10.0, "checkmate": 90.0}
+LIMITS = {"hiremate": 120.0, "auto": 30.0, "bound": 10.0, "checkmate": 90.0}
 SOLVERS: dict[str, Solver] = {
     "hiremate": HiRemate(),
     "auto": Auto(threads=1),
