@@ -193,14 +193,15 @@ class _Search:
         problem = self.problem
         if self.done:
             return
-        moment = problem.loss_op
-        if moment is None:
+        moment, share = problem.loss_op, 0.3
+        if moment is None:  # no moment splits the problem as the loss does: a short look
+            share = 0.05
             memory = simulate(problem, keep_all(problem)).memory
             moment = max(range(len(memory)), key=memory.__getitem__)
         found, _, ended = _native.search_saves(
             problem.native, list(range(len(problem.ops))), moment, alike_values(problem),
             self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)],
-            max(20, int(3000 * self.options.effort)), 0.3 * self.left_s, self.threads,
+            max(20, int(3000 * self.options.effort)), share * self.left_s, self.threads,
         )  # fmt: skip
         for ops in found:
             self.offer(ops, "save sets")
@@ -216,10 +217,12 @@ class _Search:
         moves = max(1000, int(self.options.effort * max(60_000, 2000 * num_ops)))
         rate = 2e5 * self.threads  # moves a second; measured as we go
         stalled = 0
+        # Without a loss op nothing before this was made for the problem: annealing begins afresh.
+        rounds = _AFTER_SAVES if self.problem.loss_op is not None else _FROM_NOTHING
         for round_ in range(self.options.max_rounds):
-            if self.done or self.left_s <= 0.05 or stalled >= len(_ROUNDS):
+            if self.done or self.left_s <= 0.05 or stalled >= len(rounds):
                 return
-            kind = _ROUNDS[round_ % len(_ROUNDS)] if self.best is not None else _AFRESH
+            kind = rounds[round_ % len(rounds)] if self.best is not None else _AFRESH
             fits = int(rate * self.left_s / num_seeds)
             if fits < 1.6 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
@@ -235,7 +238,7 @@ class _Search:
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if (round_ + 1) % len(_ROUNDS) == 0:
+            if (round_ + 1) % len(rounds) == 0:
                 moves *= 4
 
     def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
@@ -299,15 +302,14 @@ class _Round:
 
 MOVES_OF_A_TRY = 800  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
-_ROUNDS = (
-    _COLD,
-    _Round(rebuild=True),
-    _AFRESH,
-    _Round(0.3),
-    _Round(rebuild=True),
-    _Round(50.0, afresh=True, limit=0.98),
-    _Round(3.0),
-)
+_TIGHTER = _Round(50.0, afresh=True, limit=0.98)
+_AFTER_SAVES = (
+    _COLD, _Round(rebuild=True), _AFRESH, _Round(0.3), _Round(rebuild=True), _TIGHTER, _Round(3.0),
+)  # fmt: skip
+# One annealing from the plain order may end far above another: several, rather than longer ones.
+_FROM_NOTHING = (
+    _AFRESH, _AFRESH, _AFRESH, _Round(0.3), _TIGHTER, _Round(3.0), _Round(rebuild=True),
+)  # fmt: skip
 
 
 def alike_values(problem: Problem) -> list[int]:

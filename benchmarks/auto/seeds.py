@@ -1,0 +1,90 @@
+"""How much of `auto`'s quality is luck: the spread of the cost increase over ten seeds.
+
+    python benchmarks/auto/seeds.py --seconds 10 --jobs 2
+    python benchmarks/auto/seeds.py --table             # print what is stored
+
+Each run has two cores and the given seconds. Results are kept in seeds.json beside this file, one
+record per (instance, budget, seed, seconds); only missing ones are run. The claim is a spread
+(largest less smallest) of at most 0.3 percent points in every row.
+"""
+
+import argparse
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from table import load
+
+from rekindle.core import keep_all, simulate
+from rekindle.core.files import write_json
+from rekindle.solve import run_solver
+from rekindle.solve.auto import Auto
+
+HERE = Path(__file__).resolve().parent
+ROWS = (
+    "RL1:0.7,RL2:0.7,RL3:0.7,RL3:0.8,RL4:0.7,RL4:0.8,CM1:0.7,CM2:0.7,unet:0.5,mixer-b16:0.3,"
+    "resnet101:0.3,transformer-6-6:0.35,vit-large:0.3,gpt2-medium-fp32-eager:0.35"
+)
+
+
+def run(instance: str, share: float, seed: int, seconds: float) -> dict[str, Any]:
+    problem = load(instance)
+    base = simulate(problem, keep_all(problem))
+    budget = int(share * base.peak)
+    solution = run_solver(Auto(threads=2), problem, budget, time_limit_s=seconds, seed=seed)
+    record: dict[str, Any] = {
+        "instance": instance, "budget": share, "seed": seed, "seconds": seconds,
+    }  # fmt: skip
+    if solution.schedule is not None:
+        cost = simulate(problem, solution.schedule).cost
+        record["increase"] = round(100 * (cost / base.cost - 1), 4)
+    return record
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    lines = [
+        "| instance | budget | seconds | seeds | best | worst | spread, points |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = sorted({(r["instance"], -r["budget"], r["seconds"]) for r in records})
+    for instance, minus, seconds in rows:
+        key = (instance, -minus, seconds)
+        mine = [r for r in records if (r["instance"], r["budget"], r["seconds"]) == key]
+        found = [r["increase"] for r in mine if "increase" in r]
+        cells = "none | none | none"
+        if found:
+            cells = f"{min(found):.2f} | {max(found):.2f} | {max(found) - min(found):.2f}"
+        if len(found) < len(mine):
+            cells += f" ({len(mine) - len(found)} found none)"
+        lines.append(f"| {instance} | {-minus:.0%} | {seconds:.0f} | {len(mine)} | {cells} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default=ROWS, help="INSTANCE:BUDGET,...")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="cores to use")
+    parser.add_argument("--results", type=Path, default=HERE / "seeds.json")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    records: list[dict[str, Any]] = []
+    if args.results.exists():
+        records = json.loads(args.results.read_text())["records"]
+    done = {(r["instance"], r["budget"], r["seed"], r["seconds"]) for r in records}
+    cases: list[tuple[str, float, int, float]] = []
+    for row in [] if args.table else args.rows.split(","):
+        instance, _, share = row.partition(":")
+        cases += [(instance, float(share), seed, args.seconds) for seed in range(args.seeds)]
+    with ProcessPoolExecutor(max(1, args.jobs // 2)) as pool:
+        for future in as_completed([pool.submit(run, *case) for case in cases if case not in done]):
+            records.append(future.result())
+            write_json(args.results, {"records": records})
+    print(table(records))
+
+
+if __name__ == "__main__":
+    main()
