@@ -257,10 +257,11 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened, plan, scheme):
 def test_it_follows_the_window_and_its_colours(opened):
     page = opened()
     light = page.pixels()
+    drawn = "document.querySelector('#chart canvas').toDataURL()"
     page.page.emulate_media(color_scheme="dark")
-    assert page.pixels() != light
+    page.page.wait_for_function(f"before => {drawn} !== before", arg=light)
     page.page.emulate_media(color_scheme="light")
-    assert page.pixels() == light
+    page.page.wait_for_function(f"before => {drawn} === before", arg=light)
     page.page.set_viewport_size({"width": 700, "height": 900})
     page.page.wait_for_function("document.querySelector('#chart canvas').clientWidth < 700")
     assert page.fits()
