@@ -8,7 +8,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,12 @@ __all__ = [
     "bare_call",
     "borrowed",
     "compile_boxed",
+    "compile_cuda",
+    "copy_all",
     "eager_kernels",
     "forward_sequence_nr",
     "is_overload",
+    "named_call",
     "nn_functions",
     "pytree",
     "run_saved_regions_plainly",
@@ -72,6 +75,11 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         place, tensor.storage_offset(), tensor.shape, tensor.stride()
     )
+
+
+def copy_all(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies each into its place, many by one launch."""
+    torch._foreach_copy_(list(into), list(tensors))
 
 
 def is_overload(target: object) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rekindle.torch_compat import backward_keeps_graph, borrowed, eager_kernels
+from rekindle.torch_compat import backward_keeps_graph, borrowed, copy_all, eager_kernels
 
 if TYPE_CHECKING:
     from rekindle.lower.run import Runner, Step
@@ -231,5 +231,5 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[Any]:
     made = [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors
     ]
-    torch._foreach_copy_(made, list(tensors))
+    copy_all(made, tensors)
     return made
