@@ -65,8 +65,8 @@ def test_verdicts():
     problem = layered()
     plain = account(problem, keep_all(problem))
     assert verdict(plain) == (
-        "Peak 63.00 MiB (was 63.00 MiB), +0.0 % time, nothing runs again, nothing proven about "
-        "less time"
+        "Peak 63.00 MiB (was 63.00 MiB), +0.0 % time, nothing runs again, how far from optimal is "
+        "not known"
     )
     half = solved(problem, 0.6)
     line = verdict(half)
