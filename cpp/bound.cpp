@@ -14,7 +14,9 @@ constexpr std::int64_t infinite = std::numeric_limits<std::int64_t>::max() / 4;
 // Maximum flow by Dinic's algorithm with whole capacities.
 class Flow {
    public:
-    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1) {}
+    // Levels exist from the start: `run` may end at once, by the clock, and `reached` is asked all the
+    // same.
+    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1), level_(num_nodes, -1) {}
 
     void clear() {
         std::fill(head_.begin(), head_.end(), -1);
