@@ -132,8 +132,18 @@ def compile_boxed(graph: fx.Graph) -> Callable[[list[Any]], Any]:
 @functools.cache
 def bare_call(target: Any) -> Any:
     """The overload without its Python wrapper, under a name that FX can print."""
-    call = functools.partial(target._op)
-    name = str(target).replace(".", "_").replace("::", "_")
+    return named_call(target._op, str(target).replace(".", "_").replace("::", "_"))
+
+
+def compile_cuda(source: str, name: str, device: torch.device) -> Any:
+    """A kernel of this source, to be launched with (grid, block, args)."""
+    with torch.cuda.device(device):
+        return torch.cuda._compile_kernel(source, name)
+
+
+def named_call(function: Callable[..., Any], name: str) -> Any:
+    """A callable under a name that FX can print."""
+    call = functools.partial(function)
     call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
     call.__module__ = __name__
     return call

@@ -103,14 +103,15 @@ def test_replayed_steps_equal_eager(
         return
     torch.manual_seed(0)
     model = Blocks().to(device)
-    twin = copy.deepcopy(model)
+    third, twin = copy.deepcopy(model), copy.deepcopy(model)
     sample = (torch.randn(1024, 64, device=device, requires_grad=True),)
     managed = rekindle.rematerialize(twin, sample, budget=budget, cuda_graph=True, inplace=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if act is kept else "error")
         expected, found = _steps(model, device, act), _steps(managed, device, act)
-    assert len(expected) == len(found)
-    for k, (a, b) in enumerate(zip(expected, found, strict=True)):
+        again = _steps(third, device, act)
+    for k, (a, b, c) in enumerate(zip(expected, found, again, strict=True)):
+        assert torch.equal(a, c), f"eager does not repeat itself in item {k}"
         assert torch.equal(a, b), k
     graphs = managed.plan.runner.graphs
     assert graphs.complete or act is kept, graphs.why_not or "nothing was replayed"

@@ -69,7 +69,7 @@ class Over:
 
 def candidates(node: fx.Node) -> Iterable[Over]:
     """The arguments of this call that its result fits over, in the order of the arguments."""
-    found = OVER.get(node.target)
+    found = OVER.get(node.target) or getattr(node.target, "over", None)
     if found is None or not isinstance(node.meta.get("val"), torch.Tensor):
         return
     if node.target in _ROWS and not _along_rows(node, _ROWS[node.target]):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Kind, Recorder, Scalar, Source
 from rekindle.capture.structure import Structure, path_names, split
@@ -50,6 +51,7 @@ class Session:
     outputs: tuple[torch.Tensor, ...]
     leaves: tuple[torch.Tensor, ...]
     forward_nodes: tuple[fx.Node, ...]
+    fuse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,14 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     call: Callable[..., Any] | None = None,
+    fuse: bool = True,
 ) -> JointGraph:
     """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
 
     Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
     there is one (an output called so, or a scalar), else for every output that requires grad;
-    `JointGraph.with_tangents` records the backward of another choice.
+    `JointGraph.with_tangents` records the backward of another choice. `fuse`: chains of elementwise
+    ops on a GPU become one kernel each, where that is exact.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
@@ -163,9 +167,12 @@ def capture(
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
-        session=Session(recorder, tuple(out_tensors), tuple(leaves), nodes),
+        session=Session(recorder, tuple(out_tensors), tuple(leaves), nodes, fuse),
     )
     if not grad:
+        if fuse:
+            with outside_modes():
+                fuse_elementwise(nodes, outputs)
         return joint
     if not leaves or not any(joint.differentiable):
         raise CaptureError(
@@ -219,12 +226,16 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     )
     backward_nodes = tuple(recorder.graph.nodes)[num_before:]
     join_loss_gradients(backward_nodes)
+    all_nodes = (*session.forward_nodes, *backward_nodes)
+    if session.fuse:
+        with outside_modes():
+            fuse_elementwise(all_nodes, (*joint.outputs, *(g for _, g in gradients)))
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
     return replace(
         joint,
-        nodes=(*session.forward_nodes, *backward_nodes),
+        nodes=all_nodes,
         constants=tuple(recorder.constants),
         tangents=tangents,
         gradients=gradients,

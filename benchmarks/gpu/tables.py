@@ -1,0 +1,161 @@
+"""Stored results of `compare.py` as RESULTS.md and plots/MODEL.svg (time against memory).
+
+python benchmarks/gpu/tables.py
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GIB = 2**30
+Record = dict[str, Any]
+
+PEERS = {
+    "own": "own block switch",
+    "blocks": "checkpoint per block",
+    "sac": "selective checkpoint",
+}
+# Colours that stay apart for colour-blind readers, and a mark for each.
+STYLES = {
+    "eager": ("#000000", "o", "eager"),
+    "own": ("#D55E00", "s", "the model's own block switch"),
+    "blocks": ("#E69F00", "D", "torch.utils.checkpoint per block"),
+    "sac": ("#CC79A7", "^", "selective checkpointing"),
+    "inductor": ("#56B4E9", "v", "torch.compile (activation_memory_budget)"),
+    "rekindle": ("#0072B2", "", "Rekindle"),
+    "graph": ("#009E73", "", "Rekindle, CUDA graph"),
+}
+
+
+def load(folder: Path) -> dict[str, dict[str, Record]]:
+    """By model and method."""
+    found: dict[str, dict[str, Record]] = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        found.setdefault(record["model"], {})[record["method"]] = record
+    return found
+
+
+def cell(record: Record | None, eager: Record) -> str:
+    if record is None:
+        return ""
+    if "ms" not in record:
+        reason = record.get("not_applicable") or record.get("error", "")
+        return "out of reach" if "BudgetInfeasible" in reason else "-"
+    more = 100 * (record["ms"] / eager["ms"] - 1)
+    return f"{record['ms']:.1f} ms ({more:+.1f} %), {record.get('peak_bytes', 0) / GIB:.2f}"
+
+
+def markdown(models: Mapping[str, Mapping[str, Record]], intro: str) -> str:
+    columns = ["own", "blocks", "sac", "rekindle@1.0", "rekindle@0.7", "rekindle@0.5"]
+    columns += ["rekindle@0.3", "rekindle@own", "graph@1.0", "graph@0.5"]
+    columns = [c for c in columns if any("ms" in m.get(c, {}) for m in models.values())]
+    lines = [intro, "", "| model | eager | " + " | ".join(columns) + " |"]
+    lines.append("|---" * (len(columns) + 2) + "|")
+    for name, methods in models.items():
+        eager = methods.get("eager", {})
+        if "ms" not in eager:
+            continue
+        first = f"{eager['ms']:.1f} ms, {eager.get('peak_bytes', 0) / GIB:.2f}"
+        cells = [cell(methods.get(c), eager) for c in columns]
+        lines.append(f"| {name} | {first} | " + " | ".join(cells) + " |")
+    lines += ["", *checks(models)]
+    return "\n".join(lines) + "\n"
+
+
+def checks(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
+    """What the numbers say about the promises."""
+    ours = [
+        (name, methods["eager"], r)
+        for name, methods in models.items()
+        for method, r in methods.items()
+        if method.startswith("rekindle") and "ms" in r and "ms" in methods.get("eager", {})
+    ]
+    kept = [(r["ms"] / e["ms"], n) for n, e, r in ours if r["method"] == "rekindle@1.0"]
+    over = [n for n, _, r in ours if r["peak_bytes"] > r["budget_bytes"]]
+    lines = []
+    if kept:
+        worst = max(kept)
+        lines.append(f"- Everything kept: at most {worst[0]:.3f} of eager's time ({worst[1]}).")
+    lines.append(
+        f"- Measured peak above the budget in {len(over)} of {len(ours)} cases"
+        + (f" ({', '.join(over)})." if over else ".")
+    )
+    plans = [r["plan_s"] for _, _, r in ours]
+    if plans:
+        lines.append(f"- Planning with profiling: {min(plans):.1f} to {max(plans):.1f} s.")
+    far = [n for n, _, r in ours if r["gradient_error"] > 10 * r["eager_to_itself"] + 1e-12]
+    lines.append(
+        "- Gradients are as near to eager's as eager's are to themselves"
+        + (f", except in {', '.join(sorted(set(far)))}." if far else ".")
+    )
+    beaten = dominated(models)
+    lines.append(
+        "- A peer that is both smaller and faster than some point of Rekindle's curve: "
+        + ("; ".join(beaten) if beaten else "none")
+        + "."
+    )
+    return lines
+
+
+def dominated(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
+    """Peers for which no measured point of ours needs as little memory and time."""
+    found = []
+    for name, methods in models.items():
+        mine = [r for m, r in methods.items() if m.startswith(("rekindle", "graph")) and "ms" in r]
+        for method, peer in methods.items():
+            if method.partition("@")[0] in PEERS and "ms" in peer:
+                smaller = [r for r in mine if r["peak_bytes"] <= peer["peak_bytes"]]
+                if not any(r["ms"] <= peer["ms"] for r in smaller):
+                    found.append(f"{PEERS[method.partition('@')[0]]} on {name}")
+    return found
+
+
+def plot(name: str, methods: Mapping[str, Record], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = name
+    figure, axes = plt.subplots(figsize=(6, 3.6))
+    series: dict[str, list[tuple[float, float]]] = {}
+    for method, record in methods.items():
+        if "ms" in record and record.get("peak_bytes"):
+            kind = method.partition("@")[0]
+            series.setdefault(kind, []).append((record["peak_bytes"] / GIB, record["ms"]))
+    for kind, (colour, mark, label) in STYLES.items():
+        points = sorted(series.get(kind, []))
+        if points:
+            x, y = zip(*points, strict=True)
+            line = "-" if kind in ("rekindle", "graph", "inductor") else ""
+            axes.plot(x, y, line, color=colour, marker=mark or ".", label=label)
+    axes.set_xlabel("activation peak, GiB")
+    axes.set_ylabel("step, ms")
+    axes.set_title(name)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--no-plots", action="store_true")
+    args = parser.parse_args()
+    models = load(args.results)
+    intro = (HERE / "INTRO.md").read_text().strip()
+    (HERE / "RESULTS.md").write_text(markdown(models, intro))
+    if not args.no_plots:
+        for name, methods in models.items():
+            plot(name, methods, HERE / "plots" / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

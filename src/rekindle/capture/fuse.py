@@ -1,0 +1,525 @@
+"""Chains of elementwise ops as one kernel each, where that is exact.
+
+Eager runs an activation such as GPT-2's as eight kernels and keeps what each of them makes; a norm
+in higher precision keeps two wide copies. Here a value that only elementwise ops read is not made
+at all: whoever needs it computes it from what the chain began with, in registers. The forward
+writes what a product or a sum reads, the backward reads what the chain read.
+
+Exact means to the bit: every step of a kernel rounds as the op it stands for does, nothing is
+reordered, and a kernel is used only if it gives the bits of the separate ops on random and on
+special numbers, on the device where it will run. What does not is left as it is.
+
+- `_elementwise`: the ops that can take part, and of which layouts.
+- `_Regions`: which values are made, and from what each of them is computed. An expression ends at
+  what other ops make or read; at a written storage; at an argument, where only the forward read it
+  (the caller may change it before the backward); and where it would keep more alive than it frees.
+- `Kernel`: one expression, as the ops that it stands for and as CUDA source.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from rekindle.torch_compat import compile_cuda, named_call, outside_modes
+
+aten = torch.ops.aten
+
+_MIN_NUMEL = 1 << 18  # below this the launch is all that counts
+_MAX_STEPS = 32
+_MAX_WIDE = 5  # operands of full size
+_DTYPES = (torch.float32, torch.bfloat16)
+_TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.detach.default)
+
+
+# Op -> CUDA expression in float of its operands; results are rounded to the op's dtype outside.
+_SOURCE: dict[Any, Callable[..., str]] = {
+    aten.add.Tensor: "__fadd_rn({0}, {1})".format,
+    aten.sub.Tensor: "__fsub_rn({0}, {1})".format,
+    aten.mul.Tensor: "__fmul_rn({0}, {1})".format,
+    aten.mul.Scalar: "__fmul_rn({0}, {1})".format,
+    aten.add.Scalar: "__fadd_rn({0}, {1})".format,
+    aten.neg.default: "(-({0}))".format,
+    aten.tanh.default: "tanhf({0})".format,
+    aten.sigmoid.default: "(1.f / (1.f + expf(-({0}))))".format,
+    aten.silu.default: "({0} / (1.f + expf(-({0}))))".format,
+    aten.silu_backward.default: "silu_backward({0}, {1})".format,
+    aten.gelu.default: "({0} * 0.5f * (1.f + erff({0} * 0.70710678118654752440f)))".format,
+    aten.gelu_backward.default: "gelu_backward({0}, {1})".format,
+    aten.relu.default: "({0} != {0} ? {0} : fmaxf({0}, 0.f))".format,
+    aten.threshold_backward.default: "({1} <= {2} ? 0.f : {0})".format,
+    aten.native_dropout_backward.default: "__fmul_rn(__fmul_rn({1}, {0}), {2})".format,
+    aten._to_copy.default: "{0}".format,
+    aten.pow.Tensor_Scalar: "",  # type: ignore[dict-item]  # by the exponent
+    aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
+    aten.div.Scalar: "",  # type: ignore[dict-item]
+    aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
+}
+
+_PRELUDE = """
+__device__ __forceinline__ float widen(unsigned short bits) {
+  return __uint_as_float((unsigned int)bits << 16);
+}
+__device__ __forceinline__ unsigned short narrow(float x) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ float rounded(float x) { return widen(narrow(x)); }
+__device__ __forceinline__ float silu_backward(float dy, float x) {
+  const float s = 1.f / (1.f + expf(-x));
+  return dy * s * (1.f + x * (1.f - s));
+}
+__device__ __forceinline__ float gelu_backward(float dy, float x) {
+  const float cdf = 0.5f * (1.f + erff(x * 0.70710678118654752440f));
+  const float pdf = expf(-0.5f * x * x) * 0.39894228040143267794f;
+  return dy * (cdf + x * pdf);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """How an operand lies under the elements of the result."""
+
+    kind: str  # "wide": one for one; "row": one per row; "column": the same row again and again
+    extent: int  # elements of a row, or of the operand
+
+
+@dataclass(frozen=True)
+class Step:
+    target: Any
+    args: tuple[Any, ...]  # ("leaf", i), ("step", j), or a constant
+    kwargs: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+    is_view: bool
+
+
+class Kernel:
+    """An expression of its operands: run as the separate ops, or as one kernel."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        places: Sequence[Place],
+        dtypes: Sequence[torch.dtype],
+        shape: Sequence[int],
+    ) -> None:
+        self.steps, self.places, self.dtypes = tuple(steps), tuple(places), tuple(dtypes)
+        self.shape, self.dtype = tuple(shape), steps[-1].dtype
+        widths = [d.itemsize for d, p in zip(dtypes, places, strict=True) if p.kind != "row"]
+        self.at_once = 16 // max([*widths, self.dtype.itemsize])
+        names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
+        record = repr((self.steps, self.places, self.dtypes, self.shape))
+        digest = hashlib.sha256(record.encode()).hexdigest()[:8]
+        self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
+        self.launch: Any = None
+
+    def separately(self, *operands: torch.Tensor) -> torch.Tensor:
+        made: list[torch.Tensor] = []
+
+        def filled(arg: Any) -> Any:
+            if isinstance(arg, tuple) and len(arg) == 2 and arg[0] in ("leaf", "step"):
+                return (operands if arg[0] == "leaf" else made)[arg[1]]
+            return list(arg) if isinstance(arg, tuple) else arg
+
+        for step in self.steps:
+            made.append(step.target(*map(filled, step.args), **dict(step.kwargs)))  # noqa: PERF401
+        return made[-1]
+
+    def __call__(self, *operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.launch is None or any(o.data_ptr() % 16 for o in operands):
+            made = self.separately(*operands)
+            return made if out is None else out.copy_(made)
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
+        num_threads = math.prod(self.shape) // self.at_once
+        grid = (-(-num_threads // 256), 1, 1)
+        self.launch(grid=grid, block=(256, 1, 1), args=[*operands, out, num_threads])
+        return out
+
+    # ---- source
+
+    def source(self) -> str:
+        n = self.at_once
+        pointers = [f"const {_TYPES[d]}* p{i}" for i, d in enumerate(self.dtypes)]
+        lines = [_PRELUDE]
+        for dtype, name in _TYPES.items():
+            size = n * dtype.itemsize
+            lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
+        head = ", ".join([*pointers, f"{_TYPES[self.dtype]}* out", "int threads"])
+        lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
+        lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
+        lines.append("  if (t >= threads) return;")
+        lines.append(f"  const long long i = t * {n};")
+        for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
+            if place.kind == "row":
+                lines.append(f"  const {_TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
+                continue
+            at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
+            vector = f"V{dtype.itemsize}"
+            lines.append(f"  const {vector} a{k} = *(const {vector}*)(p{k} + {at});")
+        lines.append(f"  V{self.dtype.itemsize} result;")
+        lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
+        for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
+            value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
+            wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
+            lines.append(f"    const float x{k} = {wide};")
+        for j, step in enumerate(self.steps):
+            lines.append(f"    const float s{j} = {_expression(step)};")
+        last = f"s{len(self.steps) - 1}"
+        stored = f"narrow({last})" if self.dtype == torch.bfloat16 else last
+        lines.append(f"    result.v[k] = {stored};\n  }}")
+        lines.append(f"  *(V{self.dtype.itemsize}*)(out + i) = result;\n}}")
+        return "\n".join(lines)
+
+
+def _expression(step: Step) -> str:
+    def operand(arg: Any) -> str:
+        if isinstance(arg, tuple):
+            return f"{'x' if arg[0] == 'leaf' else 's'}{arg[1]}"
+        return _constant(float(arg))
+
+    def rounded(text: str) -> str:
+        return f"rounded({text})" if step.dtype == torch.bfloat16 else f"({text})"
+
+    if step.is_view:
+        return operand(step.args[0])
+    if step.target is aten.pow.Tensor_Scalar:
+        x = operand(step.args[0])
+        square = rounded(f"__fmul_rn({x}, {x})")
+        return square if step.args[1] == 2 else rounded(f"__fmul_rn({square}, {x})")
+    if step.target in (aten.div.Tensor, aten.div.Scalar):
+        x, by = step.args
+        if isinstance(by, tuple):
+            return rounded(f"__fdiv_rn({operand(x)}, {operand(by)})")
+        # By a number of Python's the kernel multiplies with its inverse.
+        inverse = struct.unpack("f", struct.pack("f", 1.0))[0] / _single(float(by))
+        return rounded(f"__fmul_rn({operand(x)}, {_constant(inverse)})")
+    operands = [operand(a) for a in step.args]
+    if step.target is aten.tanh_backward.default:
+        grad, y = operands
+        if step.dtype == torch.float32:
+            return f"({grad} * (1.f - {y} * {y}))"
+        # This kernel computes in bfloat16 itself.
+        return rounded(f"{grad} * rounded(1.f - rounded({y} * {y}))")
+    return rounded(_SOURCE[step.target](*operands))
+
+
+def _single(x: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
+def _constant(x: float) -> str:
+    return f"__int_as_float(0x{struct.unpack('I', struct.pack('f', x))[0]:08x})"
+
+
+# --- which ops take part ------------------------------------------------------------------------
+
+
+def _elementwise(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target not in _SOURCE or node.meta.get("writes"):
+        return False
+    out = node.meta.get("val")
+    if not _dense(out) or out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
+        return False
+    if node.kwargs and node.target is not aten._to_copy.default:
+        return False
+    if node.target is aten._to_copy.default and not set(node.kwargs) <= {"dtype"}:
+        return False
+    tensors = [a for a in node.args if isinstance(a, fx.Node)]
+    if any(_place(a, out) is None for a in tensors):
+        return False
+    rest = [a for a in node.args if not isinstance(a, fx.Node)]
+    if any(not isinstance(a, (int, float)) or isinstance(a, bool) for a in rest):
+        return False
+    if node.target is aten.pow.Tensor_Scalar and node.args[1] not in (2, 3):
+        return False
+    wide = [a for a in tensors if _place(a, out) == Place("wide", out.numel())]
+    return bool(wide) and isinstance(node.args[0], fx.Node)
+
+
+def _dense(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in _TYPES
+        and value.is_contiguous()
+        and value.storage_offset() == 0
+    )
+
+
+def _place(node: fx.Node, out: torch.Tensor) -> Place | None:
+    """How a tensor is spread over the elements of `out`; None where not in one of the three ways,
+    or where a thread's share of a row would not be a whole number of vectors."""
+    value = node.meta.get("val")
+    if not _dense(value) or value.device != out.device or out.dim() == 0:
+        return None
+    row = out.shape[-1]
+    if value.numel() == out.numel():
+        return Place("wide", out.numel()) if out.numel() % 8 == 0 else None
+    if row % 8 or value.numel() == 1:
+        return None
+    shape = (1,) * (out.dim() - value.dim()) + tuple(value.shape)
+    if shape == (*out.shape[:-1], 1):
+        return Place("row", row)
+    whole = next((k for k, n in enumerate(shape) if n != 1), out.dim())
+    if shape[whole:] == tuple(out.shape[whole:]):
+        return Place("column", value.numel())
+    return None
+
+
+def _is_view(node: fx.Node) -> bool:
+    """A dense tensor as another dense tensor of the same elements in the same order."""
+    if node.op != "call_function" or node.target not in _VIEWS:
+        return False
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return _dense(node.meta.get("val")) and _dense(source.meta.get("val"))
+
+
+# --- which values are made, and from what -------------------------------------------------------
+
+
+class TooLarge(Exception):
+    pass
+
+
+class _Regions:
+    def __init__(self, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
+        self.nodes = nodes
+        self.written = {w.meta["storage"] for n in nodes for w in n.meta.get("writes", ())}
+        self.mine = {n for n in nodes if _elementwise(n) and not self._is_written(n)}
+        self.results = set(results)
+        known = set(nodes)
+        self.users = {n: [u for u in n.users if u in known] for n in nodes}
+        self.made = {n for n in self.mine if self._read_by_others(n)}
+
+    def _is_written(self, node: fx.Node) -> bool:
+        return any(n.meta.get("storage") in self.written for n in (node, *node.all_input_nodes))
+
+    def _read_by_others(self, node: fx.Node) -> bool:
+        """By an op that is no part of this, or by the caller; itself or through a view."""
+        if node in self.results:
+            return True
+        for user in self.users[node]:
+            if user in self.mine:
+                continue
+            if not _is_view(user) or self._read_by_others(user):
+                return True
+        return False
+
+    def leave(self, nodes: set[fx.Node]) -> None:
+        """These take no part."""
+        self.mine -= nodes
+        self.made = {n for n in self.mine if self._read_by_others(n)}
+
+    def expressions(self) -> dict[fx.Node, tuple[list[Step], list[fx.Node]]]:
+        """Per value that is made: its steps, and what they read."""
+        while True:
+            found = {n: self._collect(n) for n in self.nodes if n in self.made}
+            missing = {leaf for _, leaves in found.values() for leaf in leaves} & self.mine
+            missing |= {self._below(leaf) for _, leaves in found.values() for leaf in leaves} & (
+                self.mine
+            )
+            if missing <= self.made:
+                return found
+            self.made |= missing
+
+    def _below(self, node: fx.Node) -> fx.Node:
+        while _is_view(node):
+            node = node.args[0]
+        return node
+
+    def _collect(self, node: fx.Node) -> tuple[list[Step], list[fx.Node]]:
+        try:
+            return _Collector(self, node, deep=True).result
+        except TooLarge:
+            return _Collector(self, node, deep=False).result
+
+    def reads(self, node: fx.Node) -> set[fx.Node]:
+        """What the value of an elementwise op is computed from, all the way down."""
+        found: set[fx.Node] = set()
+        stack, seen = [node], set()
+        while stack:
+            now = stack.pop()
+            for arg in now.all_input_nodes:
+                below = self._below(arg)
+                if below in self.mine and below not in self.made:
+                    if below not in seen:
+                        seen.add(below)
+                        stack.append(below)
+                else:
+                    found.add(arg)
+        return found
+
+
+class _Collector:
+    """One expression, from its result down to what it reads."""
+
+    def __init__(self, regions: _Regions, node: fx.Node, deep: bool) -> None:
+        self.regions, self.root, self.deep = regions, node, deep
+        self.leaves: list[fx.Node] = []
+        self.steps: list[Step] = []
+        self.at: dict[fx.Node, tuple[str, int]] = {}
+        self._add(node)
+        self.result = (self.steps, self.leaves)
+
+    def _add(self, node: fx.Node) -> tuple[str, int]:
+        if node in self.at:
+            return self.at[node]
+        args = tuple(self._operand(a) for a in node.args)
+        kwargs = tuple(sorted(node.kwargs.items()))
+        if len(self.steps) >= _MAX_STEPS:
+            raise TooLarge
+        step = Step(node.target, args, kwargs, node.meta["val"].dtype, _is_view(node))
+        self.steps.append(step)
+        self.at[node] = ("step", len(self.steps) - 1)
+        return self.at[node]
+
+    def _operand(self, arg: Any) -> Any:
+        if not isinstance(arg, fx.Node):
+            return tuple(arg) if isinstance(arg, list) else arg
+        below = self.regions._below(arg)
+        same = below.meta["val"].numel() == self.root.meta["val"].numel()
+        if same and below in self.regions.mine and self.deep and self._inlined(below):
+            chain = []
+            now = arg
+            while now is not below:
+                chain.append(now)
+                now = now.args[0]
+            ref = self._add(below)
+            for view in reversed(chain):
+                ref = self._add(view)
+            return ref
+        if arg not in self.at:
+            self.at[arg] = ("leaf", len(self.leaves))
+            self.leaves.append(arg)
+            if len(self.wide) > _MAX_WIDE:
+                raise TooLarge
+        return self.at[arg]
+
+    @property
+    def wide(self) -> list[fx.Node]:
+        return [n for n in self.leaves if n.meta["val"].numel() >= _MIN_NUMEL]
+
+    def _inlined(self, node: fx.Node) -> bool:
+        regions = self.regions
+        reads = regions.reads(node)
+        wide = {n for n in reads if n.meta["val"].numel() >= _MIN_NUMEL}
+        if node in regions.made:
+            # It is there to be read: computed again only from what is read anyway.
+            return bool(self.leaves) and wide <= set(self.leaves)
+        late = self.root.meta["phase"] == "backward"
+        if late and node.meta["phase"] == "forward":
+            if any(n.op == "placeholder" for n in reads):
+                return False
+            others = [n for n in wide if not _used_late(n, regions)]
+            return len(wide) <= 1 or not others
+        return len(wide) <= 2 or len(regions.users[node]) == 1
+
+
+def _used_late(node: fx.Node, regions: _Regions) -> bool:
+    return any(u.meta.get("phase") == "backward" for u in regions.users[node])
+
+
+# --- putting it together ------------------------------------------------------------------------
+
+_targets: dict[tuple[Any, str], Any] = {}
+
+
+def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
+    """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
+    any more is left to be dropped. `results`: what the graph gives away."""
+    if not _ANYWHERE and not any(n.meta["val"].is_cuda for n in results):
+        return
+    regions = _Regions(nodes, results)
+    while True:
+        found = regions.expressions()
+        targets = {
+            node: _target_of(node, steps, leaves, regions)
+            for node, (steps, leaves) in found.items()
+            if sum(not s.is_view for s in steps) > 1
+        }
+        refused = {node for node, target in targets.items() if target is None}
+        if not refused:
+            break
+        # These run as they are, and read what they read: those values are made.
+        regions.leave(refused)
+    for node, target in targets.items():
+        node.target, node.args, node.kwargs = target, tuple(found[node][1]), {}
+
+
+def _target_of(
+    node: fx.Node, steps: Sequence[Step], leaves: Sequence[fx.Node], regions: _Regions
+) -> Any:
+    places = [_leaf_place(leaf, regions) for leaf in leaves]
+    known = [p for p in places if p is not None]
+    if len(known) < len(places):
+        return None
+    dtypes = [leaf.meta["val"].dtype for leaf in leaves]
+    kernel = Kernel(steps, known, dtypes, node.meta["val"].shape)
+    return _target(kernel, leaves, node.meta["val"])
+
+
+def _leaf_place(leaf: fx.Node, regions: _Regions) -> Place | None:
+    """How it is spread, where all that read it agree."""
+    found = {_place(leaf, u.meta["val"]) for u in leaf.users if u in regions.mine}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _target(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> Any:
+    """The callable for this kernel, the same for equal ones; None where it is not exact here."""
+    key = (out.device, kernel.name)
+    if key not in _targets:
+        _targets[key] = None
+        with outside_modes():
+            if _prepare(kernel, leaves, out):
+                target = named_call(kernel, kernel.name)
+                target.over = (target, "out")
+                _targets[key] = target
+    return _targets[key]
+
+
+def _prepare(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> bool:
+    if out.device.type != "cuda":
+        return _ANYWHERE
+    try:
+        launch = compile_cuda(kernel.source(), kernel.name, out.device)
+        operands = [_numbers(leaf.meta["val"], k, out.device) for k, leaf in enumerate(leaves)]
+        expected = kernel.separately(*operands)
+        kernel.launch = launch
+        if _same(expected, kernel(*operands)):
+            return True
+    except RuntimeError:  # no compiler, or no memory to try
+        pass
+    kernel.launch = None
+    return False
+
+
+_ANYWHERE = False  # for tests: on a CPU the separate ops stand in for the kernel
+
+_SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e30, -1e30, 1.0, -1.0, 88.0)
+
+
+def _numbers(like: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
+    """Numbers of many magnitudes, special ones among them."""
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
+    x *= torch.exp2(torch.randint(-6, 4, (1,), generator=generator, device=device))
+    flat = x.view(-1)
+    special = torch.tensor(_SPECIAL, device=device)
+    flat[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(flat[seed::7])]
+    return x > 0 if like.dtype == torch.bool else x.to(like.dtype)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
+    return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
