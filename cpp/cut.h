@@ -19,7 +19,9 @@ class Flow {
    public:
     static constexpr std::int64_t infinite = std::int64_t{1} << 61;
 
-    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1) {}
+    // Levels exist from the start: `run` may end at once, by the clock, and `reached` is asked all
+    // the same.
+    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1), level_(num_nodes, -1) {}
     void clear();
     void edge(std::int32_t from, std::int32_t to, std::int64_t capacity);
     std::int64_t run(std::int32_t source, std::int32_t sink, Control& control, bool host);
