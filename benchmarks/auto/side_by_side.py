@@ -321,7 +321,9 @@ def markdown(records: list[Record]) -> str:
         "schedules; bound: no schedule within the budget costs less; even after: seconds",
         "until `auto` had what the best of the others ended with.",
         "",
-        "| problem | ops | budget | bound | " + " | ".join(solvers) + " | auto | even after, s |",
+        "| problem | ops | budget | bound | "
+        + " | ".join(solvers)
+        + " | auto against the best | even after, s |",
         "|---|---|---|---|" + "---|" * len(solvers) + "---|---|",
     ]
     counts: dict[str, int] = {}

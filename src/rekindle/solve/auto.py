@@ -222,7 +222,9 @@ class _Search:
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05 or stalled >= len(rounds):
                 return
-            kind = rounds[round_ % len(rounds)] if self.best is not None else _AFRESH
+            kind = rounds[round_ % len(rounds)]
+            if self.best is None:
+                kind = _SQUEEZE if round_ % 2 else _AFRESH
             fits = int(rate * self.left_s / num_seeds)
             if fits < 1.6 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
@@ -238,7 +240,9 @@ class _Search:
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if (round_ + 1) % len(rounds) == 0:
+            if self.best is None:
+                moves *= 2
+            elif (round_ + 1) % len(rounds) == 0:
                 moves *= 4
 
     def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
@@ -251,7 +255,7 @@ class _Search:
             self.problem.native, starts, int(kind.limit * self.budget),
             _native.Objective.area,
             [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
-            moves, self.left_s, self.threads, hot=kind.hot,
+            moves, self.left_s, self.threads, hot=kind.hot, ratchet=kind.ratchet,
         )  # fmt: skip
         for result in results:
             self.offer(result.best or result.smallest, "annealing")
@@ -297,11 +301,13 @@ class _Round:
     hot: float = 0.0  # temperature of annealing, in mean op costs
     afresh: bool = False  # half of the seeds start from the plain order, not from the incumbent
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
+    ratchet: bool = False  # the limit is lowered to the budget step by step
     rebuild: bool = False
 
 
 MOVES_OF_A_TRY = 800  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
+_SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
 _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AFTER_SAVES = (
     _COLD, _Round(rebuild=True), _AFRESH, _Round(0.3), _Round(rebuild=True), _TIGHTER, _Round(3.0),
