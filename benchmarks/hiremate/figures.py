@@ -215,6 +215,7 @@ def plot(name: str, rows: list[dict]) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name})  # small, and repeatable
     from matplotlib import pyplot
 
     figure = FIGURES[name]
