@@ -172,6 +172,7 @@ def try_package(title: str, python: Path, package: Path, *, with_torch: bool) ->
     if with_torch:
         said = run(rekindle, "demo", "--steps", "1", "--json", env=alone, cwd=folder, quiet=True)
         assert json.loads(said)["gradients_equal"] is True, said
+    shutil.rmtree(folder)
     print(f"{title}: {package.name} installs and works in an empty environment", flush=True)
 
 
