@@ -226,7 +226,7 @@ class _Search:
             if self.best is None:
                 kind = _SQUEEZE if round_ % 2 else _AFRESH
             fits = int(rate * self.left_s / num_seeds)
-            if fits < 1.6 * moves:  # the last round takes all that is left
+            if fits < 1.1 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
                 kind = _COLD if self.best is not None else kind
             before = self.best[0] if self.best is not None else None
@@ -240,10 +240,8 @@ class _Search:
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if self.best is None:
+            if self.best is None or (round_ + 1) % len(rounds) == 0:
                 moves *= 2
-            elif (round_ + 1) % len(rounds) == 0:
-                moves *= 4
 
     def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
         """One call of the annealer; the seconds it took and the moves it made."""
