@@ -196,7 +196,7 @@ def _flow(text: str) -> str:
 RESULTS = (
     (
         "Step time and memory on a GPU",
-        "python benchmarks/gpu/compare.py --plan-limit 5",
+        "python benchmarks/gpu/compare.py --plan-limit 4",
         "gpu/RESULTS.md",
         "Step times against eager PyTorch and against the model's own switch for recomputing its "
         "blocks, with the memory that was measured.",
@@ -263,9 +263,10 @@ README_MODELS = {
 }
 README_COLUMNS = {
     "eager": "eager",
-    "Rekindle, all kept": "all kept",
-    "Rekindle, 50 %": "half of the memory",
-    "Rekindle, 30 %": "30 % of the memory",
+    "own": "own block switch",
+    "rekindle@1.0": "Rekindle, all kept",
+    "rekindle@0.5": "Rekindle, half of eager's memory",
+    "rekindle@own": "Rekindle, the switch's memory",
 }
 _README_TABLE = re.compile(r"(?<=<!-- results -->\n)(.*?)(?=<!-- end of results -->)", re.S)
 
