@@ -28,7 +28,7 @@ from rekindle.profile.base import OpProfile, Source
 from rekindle.profile.blocks import expandable_segments
 
 FORMAT = "rekindle.profile"
-VERSION = 1
+VERSION = 2  # host times are those of a stream, in proportion
 _SUFFIX = ".jsonl"
 
 

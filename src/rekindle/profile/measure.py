@@ -52,8 +52,8 @@ class Bench(Protocol):
     """How one kind of device is measured."""
 
     device: torch.device
-    overhead_ns: int  # per op: what the host needs more in a stream of different ops
 
+    def in_stream(self, host_ns: int) -> int: ...
     def workspace_bytes(self, run: Thunk) -> int: ...
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing: ...
     def host_ns(self, run: Thunk) -> int: ...
@@ -90,7 +90,7 @@ def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile
         if not bench.is_alive():
             raise DeviceLost(str(error).splitlines()[0]) from None
         raise
-    host_ns = timing.host_ns + bench.overhead_ns
+    host_ns = bench.in_stream(timing.host_ns)
     return OpProfile(
         cost_ns=max(timing.device_ns, host_ns),
         workspace_bytes=workspace,
@@ -120,8 +120,12 @@ class CpuBench:
 
     def __init__(self, batch_s: float = 2e-3, num_batches: int = 5, limit_s: float = 0.5) -> None:
         self.device = torch.device("cpu")
-        self.overhead_ns = stream_overhead_ns(self.device)
+        self.stream = stream_cost(self.device)
         self._batch_s, self._num_batches, self._limit_s = batch_s, num_batches, limit_s
+
+    def in_stream(self, host_ns: int) -> int:
+        """The call itself costs more among others; the work that it does does not."""
+        return host_ns + max(0, round(self.stream.mixed_ns - self.stream.alone_ns))
 
     def workspace_bytes(self, run: Thunk) -> int:
         result: list[Any] = []
@@ -182,7 +186,11 @@ class CudaBench:
             self._block()
         self._block_ns = max(1e4, self._time_on_device(self._block, 5))
         self._flush_ns = statistics.median(self._batch(self._flush, 20)[0] for _ in range(5))
-        self.overhead_ns = stream_overhead_ns(device)
+        self.stream = stream_cost(device)
+
+    def in_stream(self, host_ns: int) -> int:
+        """All that the host does is issuing: what is slower among others is so in proportion."""
+        return round(host_ns * max(1.0, self.stream.mixed_ns / self.stream.alone_ns))
 
     def workspace_bytes(self, run: Thunk) -> int:
         torch.cuda.synchronize(self.device)
@@ -273,10 +281,18 @@ class CudaBench:
         torch.cuda.empty_cache()
 
 
-def stream_overhead_ns(device: torch.device, num_ops: int = 480, num_passes: int = 7) -> int:
-    """What the host needs for one op more in a stream of different ops than in a loop of the same
-    op, where caches and branch predictors know it by heart. By a long chain of small ops in
-    generated code, as a lowered plan is, each line of which runs once."""
+@dataclass(frozen=True, slots=True)
+class StreamCost:
+    """What the host needs for a small op: in a loop of the same op, where caches and branch
+    predictors know it by heart, and in a stream of different ops."""
+
+    alone_ns: float
+    mixed_ns: float
+
+
+def stream_cost(device: torch.device, num_ops: int = 480, num_passes: int = 7) -> StreamCost:
+    """By a long chain of small ops in generated code, as a lowered plan is, each line of which runs
+    once."""
     x = torch.zeros(16, 16, device=device)
     weight = torch.zeros(16, device=device)
     aten = torch.ops.aten
@@ -330,7 +346,7 @@ def stream_overhead_ns(device: torch.device, num_ops: int = 480, num_passes: int
             alone.append(statistics.median(clock(run, 20) for _ in range(3)))
         clock(lambda: chain(x, weight), 2)
         mixed = statistics.median(clock(lambda: chain(x, weight), 1) for _ in range(num_passes))
-    return max(0, round(mixed / num_ops - statistics.mean(alone)))
+    return StreamCost(max(1.0, statistics.mean(alone)), mixed / num_ops)
 
 
 def _settle(device: torch.device) -> None:

@@ -358,6 +358,6 @@ def test_the_steps_of_a_measurement_on_a_gpu(monkeypatch):
     assert bench.timing(lambda: x + 1, 2**30).device_ns > 0
     assert bench.host_ns(lambda: x.t()) > 0
     assert bench.free_bytes() == 2**34
-    assert bench.overhead_ns >= 0
+    assert bench.in_stream(1000) >= 1000
     assert bench.is_alive()
     bench.release()
