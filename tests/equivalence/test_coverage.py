@@ -294,11 +294,15 @@ class Scales(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.dropout(self.linear(x)) * self.scale * self.gain
-        return h.tanh() if self.config.bounded else h
+        return (h.tanh() if self.config.bounded else h) * self.config.power
 
 
 class Configuration:
+    note: str | None = None
+    power: int = 1
+
     def __init__(self) -> None:
+        self.note, self.power = None, 1
         self.bounded = True
         self.title = "plain"
 
@@ -308,6 +312,7 @@ CHANGES = {
     "gain": lambda model: setattr(model, "gain", 2.0),
     "dropout.p": lambda model: setattr(model.dropout, "p", 0.5),
     "config.bounded": lambda model: setattr(model.config, "bounded", False),
+    "config.power": lambda model: setattr(model.config, "power", 3),
 }
 
 
@@ -360,6 +365,19 @@ def test_an_attribute_that_forward_does_not_read(
     assert len(captures) == 3
     managed.scale = 2.0
     managed(x)
+
+
+def test_an_attribute_with_a_default_in_its_class(device: torch.device) -> None:
+    """Saving a model from Hugging Face writes its class into its config."""
+    example = example_of(Scales().to(device), lambda step: gaussian(step, device, 8, 16))
+    managed = manage(example, "thrice")
+    x = gaussian(0, device, 8, 16)
+    for note in ("saved", "saved", "saved again"):
+        managed.config.note = note
+        managed(x).sum().backward()
+    managed.config.power = 2
+    with pytest.raises(PlanMismatch, match=r"config\.power changed from 1 to 2"):
+        managed(x)
 
 
 @dataclass

@@ -293,11 +293,14 @@ def _is_unread(
     settings: Settings,
     name: str,
 ) -> bool:
-    """Whether forward does without this attribute: captured without it, it is the same."""
+    """Whether forward does without this attribute: captured without it, or with its new value where
+    its class has a default, it is the same."""
     owner = settings.owner
-    if name not in vars(owner) or hasattr(type(owner), name):
+    if name not in vars(owner):
         return False
-    value = vars(owner).pop(name)
+    value = vars(owner)[name]
+    if not settings.has_default(name):
+        del vars(owner)[name]
     try:
         joint = capture(model, args, kwargs, call=captured_call(manager.loss_fn))
         planned = entry.plan.joint

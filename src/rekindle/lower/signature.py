@@ -95,13 +95,18 @@ class ModuleView:
 
     def changed(self, is_unread: Callable[["Settings", str], bool]) -> str | None:
         """None where all that forward may have read of the modules is as it was, else what is not.
-        One that changes is asked about once; if forward does not read it, it is forgotten."""
+        One that changes is asked about once; if forward does not read it, it is forgotten. Behind
+        one that has a default in its class nobody can see: there the new value is what is asked
+        about, and expected from then on."""
         for settings in self.settings:
             if settings.as_before():
                 continue
             for name, old, now in settings.differences():
                 if name not in settings.read and is_unread(settings, name):
-                    settings.forget(name)
+                    if settings.has_default(name):
+                        settings.expect(name, now)
+                    else:
+                        settings.forget(name)
                     continue
                 settings.read.add(name)
                 return f"{settings.path}{name} changed from {old!r} to {now!r}"
@@ -152,6 +157,12 @@ class Settings:
             for name, value in self._values.items()
             if name not in table or table[name] != value
         ]
+
+    def has_default(self, name: str) -> bool:
+        return hasattr(type(self.owner), name)
+
+    def expect(self, name: str, value: Any) -> None:
+        self._set({**self._values, name: value})
 
     def forget(self, name: str) -> None:
         self._set({k: v for k, v in self._values.items() if k != name})
