@@ -199,8 +199,8 @@ class Graphs:
         except RuntimeError as error:
             self._give_up(str(error).strip().splitlines()[0])
             return None
-        # Where a recording begins, torch sets the counter of the random stream to zero, on the stream
-        # of the recording; the replay sets it to what it is, and must come later.
+        # Where a recording begins, torch sets the counter of the random stream to zero, on the
+        # stream of the recording; the replay sets it to what it is, and must come later.
         torch.cuda.current_stream(self.runner.device).wait_stream(self.stream)
         graph.replay()
         self._graph = graph
