@@ -2,9 +2,8 @@
 
 import contextlib
 import functools
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -311,19 +310,6 @@ def manage_plan(
     return manage(model, manager, inplace)
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's search for cycles: a graph of thousands of nodes is looked through again and
-    again while it grows, which takes a quarter of the time and finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def make_plan(
     options: Options,
     model: nn.Module,
@@ -334,8 +320,7 @@ def make_plan(
     """`first`: the plan that the same module has for its first kind of call. A fraction is one of
     this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
     which gradients are a larger share, has what the first one had."""
-    with _uncollected():
-        joint = capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
+    joint = capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -401,8 +386,6 @@ def plan_joint(
         budget = max(at_least, parse_budget(options.budget, whole))
     solution, kept = choose(options.choice, predictor, budget)
     assert solution.schedule is not None
-    with _uncollected():
-        runner = Runner(program, solution.schedule, options.cuda_graph)
     trace = simulate(problem, solution.schedule)
     return Plan(
         joint=joint,
@@ -420,6 +403,6 @@ def plan_joint(
         profile=profile,
         device_budget=given,
         options=options,
-        runner=runner,
+        runner=Runner(program, solution.schedule, options.cuda_graph),
         kept=kept,
     )
