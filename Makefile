@@ -99,8 +99,8 @@ $(VENV)/.python:
 $(VENV)/.package: $(VENV)/.python pyproject.toml constraints.txt
 	$(call pip_install,torch)
 	$(call pip_install,scikit-build-core nanobind cmake ninja)
-	$(call pip_install,--no-build-isolation -e . -C build-dir=build/Release \
-	  -C cmake.define.REKINDLE_STRICT=ON)
+	$(call pip_install,--no-build-isolation -e . --config-settings=build-dir=build/Release \
+	  --config-settings=cmake.define.REKINDLE_STRICT=ON)
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.package requirements-test.txt requirements-test-nodeps.txt
