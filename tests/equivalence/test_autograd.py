@@ -251,6 +251,38 @@ def test_retain_graph(schedule: str, device: torch.device) -> None:
     assert_steps_alike(lambda: net(device), step, schedule)
 
 
+class WrittenLate(nn.Module):
+    """What a cube keeps for its backward is written over there, in whichever stretch that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(160, 160) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(torch.pow(layer(x), 3))
+        return x
+
+
+def test_retain_graph_where_later_stretches_write(device: torch.device) -> None:
+    def make() -> Example:
+        torch.manual_seed(0)
+        return example_of(WrittenLate().to(device), lambda step: gaussian(step, device, 32, 160))
+
+    example = make()
+    lowered = manage(example, "keep-all").plan.runner.lowered
+    assert len(lowered.stretches) > 2
+    assert len(lowered.written) > 1
+
+    def step(call: nn.Module, example: Example) -> list[Tensor]:
+        out = call(*example.inputs(0)[0])
+        out.sum().backward(retain_graph=True)
+        out.sum().backward()
+        return [out]
+
+    assert_steps_alike(make, step, "keep-all")
+
+
 def test_a_second_backward_without_retain_graph_is_refused(device: torch.device) -> None:
     example = net(device)
     out = manage(example, "sqrt")(*example.inputs(0)[0])
