@@ -1,0 +1,200 @@
+"""One kernel for an expression of elementwise ops: its CUDA source, and the ops it stands for.
+
+Every step of the source rounds as the op it stands for does; `capture.fuse` uses a kernel only
+where it gives the bits of the separate ops.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
+
+
+# Op -> CUDA expression in float of its operands; results are rounded to the op's dtype outside.
+SOURCE: dict[Any, Callable[..., str]] = {
+    aten.add.Tensor: "__fadd_rn({0}, {1})".format,
+    aten.sub.Tensor: "__fsub_rn({0}, {1})".format,
+    aten.mul.Tensor: "__fmul_rn({0}, {1})".format,
+    aten.mul.Scalar: "__fmul_rn({0}, {1})".format,
+    aten.add.Scalar: "__fadd_rn({0}, {1})".format,
+    aten.neg.default: "(-({0}))".format,
+    aten.tanh.default: "tanhf({0})".format,
+    aten.sigmoid.default: "(1.f / (1.f + expf(-({0}))))".format,
+    aten.silu.default: "({0} / (1.f + expf(-({0}))))".format,
+    aten.silu_backward.default: "silu_backward({0}, {1})".format,
+    aten.gelu.default: "({0} * 0.5f * (1.f + erff({0} * 0.70710678118654752440f)))".format,
+    aten.gelu_backward.default: "gelu_backward({0}, {1})".format,
+    aten.relu.default: "({0} != {0} ? {0} : fmaxf({0}, 0.f))".format,
+    aten.threshold_backward.default: "({1} <= {2} ? 0.f : {0})".format,
+    aten.native_dropout_backward.default: "__fmul_rn(__fmul_rn({1}, {0}), {2})".format,
+    aten._to_copy.default: "{0}".format,
+    aten.pow.Tensor_Scalar: "",  # type: ignore[dict-item]  # by the exponent
+    aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
+    aten.div.Scalar: "",  # type: ignore[dict-item]
+    aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
+}
+
+_PRELUDE = """
+__device__ __forceinline__ float widen(unsigned short bits) {
+  return __uint_as_float((unsigned int)bits << 16);
+}
+__device__ __forceinline__ unsigned short narrow(float x) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ float rounded(float x) { return widen(narrow(x)); }
+__device__ __forceinline__ float silu_backward(float dy, float x) {
+  const float s = 1.f / (1.f + expf(-x));
+  return dy * s * (1.f + x * (1.f - s));
+}
+__device__ __forceinline__ float gelu_backward(float dy, float x) {
+  const float cdf = 0.5f * (1.f + erff(x * 0.70710678118654752440f));
+  const float pdf = expf(-0.5f * x * x) * 0.39894228040143267794f;
+  return dy * (cdf + x * pdf);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """How an operand lies under the elements of the result."""
+
+    kind: str  # "wide": one for one; "row": one per row; "column": the same row again and again
+    extent: int  # elements of a row, or of the operand
+
+
+@dataclass(frozen=True)
+class Step:
+    target: Any
+    args: tuple[Any, ...]  # ("leaf", i), ("step", j), or a constant
+    kwargs: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+    is_view: bool
+
+
+class Kernel:
+    """An expression of its operands: run as the separate ops, or as one kernel."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        places: Sequence[Place],
+        dtypes: Sequence[torch.dtype],
+        shape: Sequence[int],
+    ) -> None:
+        self.steps, self.places, self.dtypes = tuple(steps), tuple(places), tuple(dtypes)
+        self.shape, self.dtype = tuple(shape), steps[-1].dtype
+        widths = [d.itemsize for d, p in zip(dtypes, places, strict=True) if p.kind != "row"]
+        self.at_once = 16 // max([*widths, self.dtype.itemsize])
+        names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
+        record = repr((self.steps, self.places, self.dtypes, self.shape))
+        digest = hashlib.sha256(record.encode()).hexdigest()[:8]
+        self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
+        self.launch: Any = None
+
+    def separately(self, *operands: torch.Tensor) -> torch.Tensor:
+        made: list[torch.Tensor] = []
+
+        def filled(arg: Any) -> Any:
+            if isinstance(arg, tuple) and len(arg) == 2 and arg[0] in ("leaf", "step"):
+                return (operands if arg[0] == "leaf" else made)[arg[1]]
+            return list(arg) if isinstance(arg, tuple) else arg
+
+        for step in self.steps:
+            made.append(step.target(*map(filled, step.args), **dict(step.kwargs)))  # noqa: PERF401
+        return made[-1]
+
+    def __call__(self, *operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.launch is None or any(o.data_ptr() % 16 for o in operands):
+            made = self.separately(*operands)
+            return made if out is None else out.copy_(made)
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
+        num_threads = math.prod(self.shape) // self.at_once
+        grid = (-(-num_threads // 256), 1, 1)
+        self.launch(grid=grid, block=(256, 1, 1), args=[*operands, out, num_threads])
+        return out
+
+    # ---- source
+
+    def source(self) -> str:
+        n = self.at_once
+        pointers = [f"const {TYPES[d]}* p{i}" for i, d in enumerate(self.dtypes)]
+        lines = [_PRELUDE]
+        for dtype, name in TYPES.items():
+            size = n * dtype.itemsize
+            lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
+        head = ", ".join([*pointers, f"{TYPES[self.dtype]}* out", "int threads"])
+        lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
+        lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
+        lines.append("  if (t >= threads) return;")
+        lines.append(f"  const long long i = t * {n};")
+        for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
+            if place.kind == "row":
+                lines.append(f"  const {TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
+                continue
+            at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
+            vector = f"V{dtype.itemsize}"
+            lines.append(f"  const {vector} a{k} = *(const {vector}*)(p{k} + {at});")
+        lines.append(f"  V{self.dtype.itemsize} result;")
+        lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
+        for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
+            value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
+            wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
+            lines.append(f"    const float x{k} = {wide};")
+        for j, step in enumerate(self.steps):
+            lines.append(f"    const float s{j} = {_expression(step)};")
+        last = f"s{len(self.steps) - 1}"
+        stored = f"narrow({last})" if self.dtype == torch.bfloat16 else last
+        lines.append(f"    result.v[k] = {stored};\n  }}")
+        lines.append(f"  *(V{self.dtype.itemsize}*)(out + i) = result;\n}}")
+        return "\n".join(lines)
+
+
+def _expression(step: Step) -> str:
+    def operand(arg: Any) -> str:
+        if isinstance(arg, tuple):
+            return f"{'x' if arg[0] == 'leaf' else 's'}{arg[1]}"
+        return _constant(float(arg))
+
+    def rounded(text: str) -> str:
+        return f"rounded({text})" if step.dtype == torch.bfloat16 else f"({text})"
+
+    if step.is_view:
+        return operand(step.args[0])
+    if step.target is aten.pow.Tensor_Scalar:
+        x = operand(step.args[0])
+        square = rounded(f"__fmul_rn({x}, {x})")
+        return square if step.args[1] == 2 else rounded(f"__fmul_rn({square}, {x})")
+    if step.target in (aten.div.Tensor, aten.div.Scalar):
+        x, by = step.args
+        if isinstance(by, tuple):
+            return rounded(f"__fdiv_rn({operand(x)}, {operand(by)})")
+        # By a number of Python's the kernel multiplies with its inverse.
+        inverse = struct.unpack("f", struct.pack("f", 1.0))[0] / _single(float(by))
+        return rounded(f"__fmul_rn({operand(x)}, {_constant(inverse)})")
+    operands = [operand(a) for a in step.args]
+    if step.target is aten.tanh_backward.default:
+        grad, y = operands
+        if step.dtype == torch.float32:
+            return f"({grad} * (1.f - {y} * {y}))"
+        # This kernel computes in bfloat16 itself.
+        return rounded(f"{grad} * rounded(1.f - rounded({y} * {y}))")
+    return rounded(SOURCE[step.target](*operands))
+
+
+def _single(x: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
+def _constant(x: float) -> str:
+    return f"__int_as_float(0x{struct.unpack('I', struct.pack('f', x))[0]:08x})"
