@@ -9,6 +9,7 @@
 #include "anneal_moves.h"
 #include "random.h"
 #include "anneal_timeline.h"
+#include "anneal_windows.h"
 #include "simulate.h"
 
 namespace rekindle {
@@ -16,6 +17,7 @@ namespace rekindle {
 namespace {
 
 constexpr std::int64_t period = 1024;  // moves between looks at the clock
+constexpr double window_tolerance = 0.3;  // mean costs
 
 class Annealer {
    public:
@@ -68,6 +70,9 @@ class Annealer {
         begun_s_ = control.elapsed_s();
         until_s_ = until_s;
         temperature_ = hot_;
+        if (options_.windows && options_.objective == Objective::area && line_.excess() == 0 &&
+            line_.budget() == options_.budget)
+            return run_windows(control, host);
         while (result_.moves < options_.max_moves) {
             const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
             for (; result_.moves < stop; ++result_.moves) step();
@@ -81,6 +86,35 @@ class Annealer {
     }
 
    private:
+    AnnealResult run_windows(Control& control, bool host) {
+        Windows windows(line_);
+        save();
+        while (result_.moves < options_.max_moves) {
+            windows.pick(line_, random_, options_.hot);
+            low_ = windows.low(), high_ = windows.high();
+            moves_.look_at(low_, high_);
+            const std::int64_t from = result_.moves, all = std::max(period, windows.moves());
+            while (result_.moves < std::min(options_.max_moves, from + all)) {
+                const double done =
+                    static_cast<double>(result_.moves - from) / static_cast<double>(all);
+                const double heat = windows.heat() * mean_cost_;
+                temperature_ = heat * std::pow(cold_ / heat, done);
+                for (const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
+                     result_.moves < stop; ++result_.moves)
+                    step();
+                if (result_.best_cost <= options_.enough || control.expired(host) ||
+                    control.elapsed_s() > until_s_)
+                    return finish();
+                adapt_price();
+            }
+            if (unsaved_) save();
+            windows.settle(line_, result_.best, result_.best_cost,
+                           window_tolerance * mean_cost_ * random_.exponential());
+            met_ = line_.excess() == 0;
+        }
+        return finish();
+    }
+
     void step() {
         const Moves::Kind kind = moves_.choose();
         auto& counts = result_.by_move[kind];
@@ -103,7 +137,8 @@ class Annealer {
     }
 
     bool worth_it(Moves::Kind kind) {
-        const double slack = temperature_ * random_.exponential();
+        const bool heated = high_ == 0 || line_.inside(low_, high_);
+        const double slack = (heated ? temperature_ : cold_) * random_.exponential();
         if (options_.objective != Objective::area) return worth_it_by_peak(slack);
         // More than all of the excess cannot be gained, so the cost alone may decide.
         const auto cost = static_cast<double>(line_.cost_change());
@@ -262,6 +297,7 @@ class Annealer {
     double price_ = 1, first_price_ = 1;
     double begun_s_ = 0, until_s_ = 0;
     double value_ = 0;  // of the objective, where it is not `area`
+    Slot low_ = 0, high_ = 0;  // the stretch that is heated, where not everything is
     std::int64_t smallest_ = -1;
     std::int64_t since_respace_ = 0;
     std::size_t max_steps_ = 0;

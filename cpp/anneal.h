@@ -41,6 +41,9 @@ struct AnnealOptions {
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
     double hot = 50, cold = 0.02;
+    // Heats one stretch after another, to at most `hot`, and keeps the rest cold (anneal_windows.h);
+    // for `area`, from a start within the budget.
+    bool windows = false;
     // `area` also feels memory above soft * B, at soft_weight times the price.
     double soft = 0.97, soft_weight = 0.1;
 };

@@ -50,9 +50,14 @@ bool Moves::propose(Kind kind) {
 
 Slot Moves::random_step() {
     for (;;) {
-        const Slot t = random_.below(line_.num_slots());
+        const Slot t = random_slot();
         if (line_.op_at(t) >= 0) return t;
     }
+}
+
+Slot Moves::random_slot() {
+    if (low_ >= high_ || random_.below(4) == 0) return random_.below(line_.num_slots());
+    return low_ + random_.below(high_ - low_);
 }
 
 // A slot in (low, high), more often near `from`: the distance is uniform in its logarithm.
@@ -123,7 +128,7 @@ bool Moves::aim(Slot& from, Slot& low, Slot& high) {
 Slot Moves::hot_step() {
     if (line_.soft() == 0) return Timeline::none;
     for (int tries = 0; tries < 12; ++tries) {
-        const Slot t = random_.below(line_.num_slots());
+        const Slot t = random_slot();
         if (line_.memory_at(t) > line_.soft_line()) return t;
     }
     return Timeline::none;
@@ -232,7 +237,7 @@ bool Moves::propose_recompute() {
 Slot Moves::over_budget_step() {
     if (line_.excess() == 0) return Timeline::none;
     for (int tries = 0; tries < 24; ++tries) {
-        const Slot t = random_.below(line_.num_slots());
+        const Slot t = random_slot();
         if (line_.memory_at(t) > line_.budget()) return t;
     }
     return line_.peak_slot();

@@ -26,6 +26,9 @@ class Moves {
     Moves(const Problem& problem, Timeline& timeline, Random& random, bool reorder_only,
           bool paper_moves);
 
+    // Most moves begin in [low, high) from now on; nothing there: anywhere.
+    void look_at(Slot low, Slot high) { low_ = low, high_ = high; }
+
     Kind choose();
     // Fills the timeline's transaction; false if nothing could be proposed.
     bool propose(Kind kind);
@@ -34,6 +37,7 @@ class Moves {
     Slot added_at() const { return added_at_; }
 
    private:
+    Slot random_slot();
     Slot random_step();
     Slot random_near(Slot from, Slot low, Slot high);
     void window(Id op, Slot t, Slot& low, Slot& high) const;
@@ -58,6 +62,7 @@ class Moves {
     const Problem& p_;
     Timeline& line_;
     Random& random_;
+    Slot low_ = 0, high_ = 0;
     Id added_ = Timeline::none;
     Slot added_at_ = Timeline::none;
     std::array<std::uint32_t, num_kinds> until_{};  // cumulative weights

@@ -73,6 +73,7 @@ class Timeline {
     void begin();
     bool full(std::size_t more) const { return changes_.size() + more > max_changes; }
     bool planned(Slot t) const;  // already part of the move
+    bool inside(Slot low, Slot high) const;  // the whole move lies in [low, high)
     void take(Slot t);
     void put(Id op, Slot t);
     Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
@@ -281,6 +282,12 @@ inline bool Timeline::planned(Slot t) const {
     for (const Change& c : changes_)
         if (c.slot == t) return true;
     return false;
+}
+
+inline bool Timeline::inside(Slot low, Slot high) const {
+    for (const Change& c : changes_)
+        if (c.slot < low || c.slot >= high) return false;
+    return true;
 }
 
 inline Slot Timeline::free_before(Slot t, Slot low) const {

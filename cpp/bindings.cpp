@@ -268,18 +268,19 @@ NB_MODULE(_native, m) {
 
     m.def(
         "bound_at",
-        [](const Problem& problem, Id op, std::int64_t budget, double time_limit_s) {
+        [](const Problem& problem, Id op, std::int64_t budget, double time_limit_s, double price,
+           double least) {
             Control control;
             limit(control, time_limit_s);
             Bound bound;
             {
                 nb::gil_scoped_release release;
-                bound = bound_at(problem, op, budget, control);
+                bound = bound_at(problem, op, budget, control, price, least);
             }
             if (control.was_interrupted) raise_interrupt();
             return std::tuple(bound.extra, bound.infeasible, bound.price, std::move(bound.kept));
         },
-        "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a,
+        "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a, "price"_a = 0.0, "least"_a = 0.0,
         "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept). "
         "Raises KeyboardInterrupt.");
 
@@ -388,7 +389,7 @@ NB_MODULE(_native, m) {
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
            Objective objective, const std::vector<std::uint64_t>& seeds, std::int64_t max_moves,
            double time_limit_s, int num_threads, double hot, double cold, double soft, double soft_weight, double smooth,
-           bool reorder_only, bool ratchet, bool paper_moves, std::int64_t enough,
+           bool reorder_only, bool ratchet, bool paper_moves, bool windows, std::int64_t enough,
            std::optional<std::function<double(double, double)>> custom) {
             AnnealOptions options;
             options.budget = budget;
@@ -402,6 +403,7 @@ NB_MODULE(_native, m) {
             options.reorder_only = reorder_only;
             options.ratchet = ratchet;
             options.paper_moves = paper_moves;
+            options.windows = windows;
             options.enough = enough;
             if (custom)
                 options.custom = [&custom](double peak, double cost) {
@@ -426,8 +428,8 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,
         "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 50.0, "cold"_a = 0.02, "soft"_a = 0.97, "soft_weight"_a = 0.1, "smooth"_a = 0.0,
-        "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "enough"_a = -1,
-        "custom"_a = nb::none(),
+        "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "windows"_a = false,
+        "enough"_a = -1, "custom"_a = nb::none(),
         "Simulated annealing, one run per seed, from valid schedules; (results, what ended it "
         "early or \"\").");
 

@@ -195,7 +195,6 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
             best.price = price;
             best.kept = std::move(kept);
         }
-        if (k == 0 && extra < least) break;
         if (line.kept > room) {
             low = price;
             at_low = line;
@@ -211,8 +210,8 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
         if (!(at_low.kept > at_high.kept)) break;
         price = (at_high.again - at_low.again) / (at_low.kept - at_high.kept);
         if (!(price > low && price < high)) break;
-        const double above = at_low.at(price) - price * room - best.extra;
-        if (above <= 1e-5 * best.extra) break;
+        const double most = at_low.at(price) - price * room;
+        if (most <= std::max(least, (1 + 1e-5) * best.extra)) break;
     }
     best.extra = std::max(0.0, best.extra * (1 - 1e-9));
     return best;

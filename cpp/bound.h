@@ -31,7 +31,7 @@ struct Bound {
     std::vector<Id> kept;      // the values that the best cut keeps at that moment
 };
 
-// `price`: where to begin, or 0. `least`: a moment that promises less at that price is left at once.
+// `price`: where to begin, or 0. `least`: a moment that cannot give more is left as soon as that shows.
 Bound bound_at(const Problem& problem, Id op, std::int64_t budget, Control& control,
                double price = 0, double least = 0);
 

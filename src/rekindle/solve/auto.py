@@ -228,7 +228,8 @@ class _Search:
             fits = int(rate * self.left_s / num_seeds)
             if fits < 1.1 * moves:  # the last round takes all that is left
                 moves = max(1000, int(0.95 * fits))
-                kind = _COLD if self.best is not None else kind
+                if self.best is not None:
+                    kind = _COLD if self.problem.loss_op is not None else _WINDOWS
             before = self.best[0] if self.best is not None else None
             if kind.rebuild:
                 self._rebuild(round_, moves // MOVES_OF_A_TRY)
@@ -254,6 +255,7 @@ class _Search:
             _native.Objective.area,
             [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
             moves, self.left_s, self.threads, hot=kind.hot, ratchet=kind.ratchet,
+            windows=kind.windows,
         )  # fmt: skip
         for result in results:
             self.offer(result.best or result.smallest, "annealing")
@@ -300,6 +302,7 @@ class _Round:
     afresh: bool = False  # half of the seeds start from the plain order, not from the incumbent
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
     ratchet: bool = False  # the limit is lowered to the budget step by step
+    windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
     rebuild: bool = False
 
 
@@ -310,9 +313,12 @@ _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AFTER_SAVES = (
     _COLD, _Round(rebuild=True), _AFRESH, _Round(0.3), _Round(rebuild=True), _TIGHTER, _Round(3.0),
 )  # fmt: skip
-# One annealing from the plain order may end far above another: several, rather than longer ones.
+# One annealing from the plain order may end far above another: several, rather than longer ones; and
+# then stretch by stretch.
+_WINDOWS = _Round(30.0, windows=True)
 _FROM_NOTHING = (
-    _AFRESH, _AFRESH, _AFRESH, _Round(0.3), _TIGHTER, _Round(3.0), _Round(rebuild=True),
+    _AFRESH, _Round(10.0, afresh=True), _WINDOWS, _WINDOWS, _TIGHTER, _WINDOWS, _Round(3.0),
+    _Round(rebuild=True),
 )  # fmt: skip
 
 

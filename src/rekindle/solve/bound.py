@@ -1,16 +1,20 @@
 """Lower bounds on what any schedule within a budget costs, in any order, at any size.
 
-`cpp/bound.cpp` has the argument: at the moment an op first runs, what its descendants still need is
-in memory, or is made again afterwards. Under the budget the cheapest choice is a minimum cut for
-each price of memory. Here the moments are chosen; each gives a bound, the largest counts.
+`cpp/bound.h` has the argument: at the moment an op first runs, every other op has run or will, and
+what is still to be read is in memory, or is made again afterwards. Under the budget the cheapest
+choice is a minimum cut for each price of memory. Here the moments are chosen; each gives a bound,
+the largest counts.
 """
 
+import bisect
 import math
 import time
 
 from rekindle import _native
-from rekindle.core import Problem, Trace, keep_all, simulate
+from rekindle.core import Problem, keep_all, simulate
 from rekindle.solve.base import without_dead_ops
+
+FULLEST, SPREAD, NEAR = 6, 32, 40  # moments
 
 
 def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None:
@@ -21,29 +25,54 @@ def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None
 
 
 def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int, bool]:
-    """A lower bound on the cost above keep-all, and whether the budget is proven too small.
-
-    Moments tried: the loss, then the ops at which keep-all has the most memory, then the rest
-    spread evenly, as long as there is time.
-    """
+    """A lower bound on the cost above keep-all, and whether the budget is proven too small."""
     deadline = time.monotonic() + time_limit_s
-    trace = simulate(problem, keep_all(problem))
-    best = 0.0
-    for op_id in _moments(problem, trace):
+    moments = _Moments(problem)
+    best, price = 0.0, 0.0
+    while (op_id := moments.next()) is not None:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        extra, infeasible, _, _ = _native.bound_at(problem.native, op_id, budget, left)
+        extra, infeasible, at_price, _ = _native.bound_at(
+            problem.native, op_id, budget, left, price=price, least=best
+        )
         if infeasible:
             return 0, True
-        best = max(best, extra)
+        if extra > best:
+            best, price = extra, at_price
+            moments.improved(op_id)
     # Costs are whole numbers, so what lies above a whole number is the next one.
     return math.ceil(best - 1e-6), False
 
 
-def _moments(problem: Problem, trace: Trace) -> list[int]:
-    by_memory = sorted(range(len(problem.ops)), key=lambda i: -trace.memory[i])
-    count = min(len(by_memory), 64)
-    spread = [by_memory[k * (len(by_memory) - 1) // max(1, count - 1)] for k in range(count)]
-    first = [problem.loss_op] if problem.loss_op is not None else []
-    return list(dict.fromkeys([*first, *by_memory[:8], *spread]))
+class _Moments:
+    """Which op is tried next: the loss, the ops at which keep-all has the most memory, some spread
+    over the listed order, and then what is listed nearest to the best so far, until `NEAR` of those
+    in a row have brought nothing."""
+
+    def __init__(self, problem: Problem) -> None:
+        num_ops = len(problem.ops)
+        memory = simulate(problem, keep_all(problem)).memory
+        first = [problem.loss_op] if problem.loss_op is not None else []
+        most = sorted(range(num_ops), key=lambda i: -memory[i])[:FULLEST]
+        count = min(num_ops, SPREAD)
+        spread = [(2 * k + 1) * num_ops // (2 * count) for k in range(count)]
+        self.todo = list(dict.fromkeys([*first, *most, *spread]))[::-1]
+        self.left = sorted(set(range(num_ops)) - set(self.todo))
+        self.best, self.in_vain = -1, 0
+
+    def next(self) -> int | None:
+        if self.todo:
+            return self.todo.pop()
+        if self.best < 0 or not self.left or self.in_vain == NEAR:
+            return None
+        self.in_vain += 1
+        k = bisect.bisect(self.left, self.best)
+        if k == len(self.left) or (
+            k > 0 and self.best - self.left[k - 1] <= self.left[k] - self.best
+        ):
+            k -= 1
+        return self.left.pop(k)
+
+    def improved(self, op_id: int) -> None:
+        self.best, self.in_vain = op_id, 0
