@@ -195,6 +195,10 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
             best.price = price;
             best.kept = std::move(kept);
         }
+        if (extra > sides.total_cost()) {  // more than making everything again
+            best.infeasible = true;
+            return best;
+        }
         if (line.kept > room) {
             low = price;
             at_low = line;

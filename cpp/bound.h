@@ -12,7 +12,7 @@
 //          an op that runs after has its inputs kept, or their producers run after
 // whose Lagrangian in the price of memory is a minimum cut with two labels per op ("has not run
 // before" and "runs after"). The best price is where two known cuts meet, again and again: the bound is
-// concave in the price. Capacities are whole numbers, rounded down, and the value taken is the flow:
+// concave in the price. A bound above the cost of all ops says that nothing fits. Capacities are whole numbers, rounded down, and the value taken is the flow:
 // never above the truth.
 #pragma once
 

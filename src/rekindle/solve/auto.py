@@ -4,9 +4,10 @@ In this order, each step only where the one before left something to gain:
 
 1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
 2. Tiny problems: the optimum over all schedules (`cpp/exact.cpp`).
-3. A lower bound (`cpp/bound.cpp`): at the moment an op first runs, what its descendants still need
-   is in memory or is made again; the cheapest choice under the budget is a minimum cut for each
-   price of memory. Valid for every order, milliseconds at any size. `best_bound` picks the moments.
+3. A lower bound (`cpp/bound.h`): at the moment an op first runs, every other op has run or will,
+   and what is still to be read is in memory or is made again; the cheapest choice under the budget
+   is a minimum cut for each price of memory. Valid for every order, milliseconds for thousands of
+   ops. `best_bound` picks the moments.
 4. A climb over eviction policies (`cpp/policy.cpp`): a greedy walk decodes a handful of weights,
    shared by alike values, into a schedule. Fast at any size.
 5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
@@ -15,8 +16,8 @@ In this order, each step only where the one before left something to gain:
 6. Rounds on all cores, longer and longer, until the bound is met, a full turn of them brings
    nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence, order and
    recomputations together, from the incumbent when cold and from the plain order when hot; and
-   large neighbourhoods (`cpp/rebuild.cpp`): the recomputations of a part of the schedule are taken
-   out and put back otherwise.
+   large neighbourhoods: the recomputations of a part of the schedule are taken out and put back
+   otherwise (`cpp/rebuild.cpp`), or one stretch after another is heated (`cpp/anneal_windows.h`).
 
 Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
 many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
@@ -313,8 +314,8 @@ _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AFTER_SAVES = (
     _COLD, _Round(rebuild=True), _AFRESH, _Round(0.3), _Round(rebuild=True), _TIGHTER, _Round(3.0),
 )  # fmt: skip
-# One annealing from the plain order may end far above another: several, rather than longer ones; and
-# then stretch by stretch.
+# One annealing from the plain order may end far above another: several, rather than longer ones.
+# Then stretch by stretch.
 _WINDOWS = _Round(30.0, windows=True)
 _FROM_NOTHING = (
     _AFRESH, _Round(10.0, afresh=True), _WINDOWS, _WINDOWS, _TIGHTER, _WINDOWS, _Round(3.0),

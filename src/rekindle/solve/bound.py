@@ -14,7 +14,7 @@ from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.solve.base import without_dead_ops
 
-FULLEST, SPREAD, NEAR = 6, 32, 40  # moments
+FULLEST, SPREAD, NEAR, ANY = 6, 32, 40, 256  # moments
 
 
 def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None:
@@ -48,7 +48,7 @@ def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int,
 class _Moments:
     """Which op is tried next: the loss, the ops at which keep-all has the most memory, some spread
     over the listed order, and then what is listed nearest to the best so far, until `NEAR` of those
-    in a row have brought nothing."""
+    in a row have brought nothing (`ANY` of any, where nothing has brought anything)."""
 
     def __init__(self, problem: Problem) -> None:
         num_ops = len(problem.ops)
@@ -64,9 +64,11 @@ class _Moments:
     def next(self) -> int | None:
         if self.todo:
             return self.todo.pop()
-        if self.best < 0 or not self.left or self.in_vain == NEAR:
+        if not self.left or self.in_vain == (NEAR if self.best >= 0 else ANY):
             return None
         self.in_vain += 1
+        if self.best < 0:
+            return self.left.pop(len(self.left) // 2)
         k = bisect.bisect(self.left, self.best)
         if k == len(self.left) or (
             k > 0 and self.best - self.left[k - 1] <= self.left[k] - self.best
