@@ -20,7 +20,7 @@ values, of op j, value v, interval q and moment k (which opens interval k):
 
 The linear relaxation bounds the cost of every schedule from below. The figure does not rest on the
 tolerances of the LP solver: its dual prices are taken as mere numbers, and what they prove is added
-up here (`proven`). As a check of the model, the schedule that `auto` finds is put into it (`broken`).
+up here (`proven`). As a check of the model, the schedule that `auto` finds is put in (`broken`).
 """
 
 import argparse
