@@ -54,9 +54,10 @@ class _Moments:
         num_ops = len(problem.ops)
         memory = simulate(problem, keep_all(problem)).memory
         first = [problem.loss_op] if problem.loss_op is not None else []
-        most = sorted(range(num_ops), key=lambda i: -memory[i])[:FULLEST]
+        fullest_first = sorted(range(num_ops), key=lambda i: -memory[i])
         count = min(num_ops, SPREAD)
-        spread = [(2 * k + 1) * num_ops // (2 * count) for k in range(count)]
+        chosen = {(2 * k + 1) * num_ops // (2 * count) for k in range(count)}
+        most, spread = fullest_first[:FULLEST], [i for i in fullest_first if i in chosen]
         self.todo = list(dict.fromkeys([*first, *most, *spread]))[::-1]
         self.left = sorted(set(range(num_ops)) - set(self.todo))
         self.best, self.in_vain = -1, 0
