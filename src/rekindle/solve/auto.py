@@ -34,6 +34,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.base import answer, trivial_floor
 from rekindle.solve.bound import best_bound
+from rekindle.solve.fastsa import LARGE
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.smallest import small_peaks
 
@@ -97,6 +98,11 @@ class _Search:
     @property
     def base_cost(self) -> int:
         return sum(op.cost for op in self.problem.ops)
+
+    @property
+    def _for_annealing(self) -> bool:
+        """No loss splits it in two, and annealing gets far: little else is worth much time."""
+        return self.problem.loss_op is None and len(self.problem.ops) <= LARGE
 
     def offer(self, ops: Sequence[int], method: str) -> bool:
         """Believes a schedule after simulating it; True if it is the new best."""
@@ -183,7 +189,7 @@ class _Search:
         max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(order) + 1))))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            0.1 * self.left_s, self.threads,
+            (0.03 if self._for_annealing else 0.1) * self.left_s, self.threads,
         )  # fmt: skip
         if ops:
             self.offer(ops, "eviction policies")
@@ -196,7 +202,7 @@ class _Search:
             return
         moment, share = problem.loss_op, 0.3
         if moment is None:  # no moment splits the problem as the loss does: a short look
-            share = 0.05
+            share = 0.02 if self._for_annealing else 0.05
             memory = simulate(problem, keep_all(problem)).memory
             moment = max(range(len(memory)), key=memory.__getitem__)
         found, _, ended = _native.search_saves(
