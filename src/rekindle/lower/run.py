@@ -4,7 +4,7 @@ One call is a chain of autograd Functions, linked by empty tensors:
 
     leaves of the last stretch -> [stretch n] -> link -> ... -> [stretch 1] -> link -> [outputs]
 
-The forward code runs when the outputs are made. The backward goes the other way: each stretch
+The forward code has run before. The backward goes the other way: each stretch
 hands out the gradients that are finished, and the engine, which runs what accumulates a gradient
 before anything else, stores them before the next stretch begins. What a call needs later travels
 in a `Step`, reachable from the Functions alone: no reference cycle, and a step whose outputs are
@@ -139,15 +139,16 @@ class Runner:
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
+        with torch.no_grad():
+            outs = self.forward(step)
         if not self.lowered.stretches:
-            with torch.no_grad():
-                return self.forward(step)
+            return outs
+        # The chain is built while the device works.
         link = torch.empty(0, device=self.device)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
             link = _Stretch.apply(self, step, index, link, *leaves)
-        outs = _Outputs.apply(self, step, link)
-        return list(outs)
+        return list(_Outputs.apply(self, step, outs, link))
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -373,11 +374,13 @@ class _Stretch(torch.autograd.Function):  # type: ignore[misc]
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, runner: Runner, step: Step, _link: torch.Tensor) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
+    ) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = (runner, step)
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
-        outs = tuple(out.detach() for out in runner.forward(step))
+        outs = tuple(out.detach() for out in made)
         ctx.mark_non_differentiable(*[outs[k] for k in runner.non_differentiable])
         return outs
 
@@ -386,7 +389,7 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
         _refuse_double_backward()
         runner, step = ctx.call
         runner.choose_backward(step, grads)
-        return None, None, None
+        return None, None, None, None
 
 
 def _refuse_double_backward() -> None:
