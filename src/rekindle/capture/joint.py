@@ -19,6 +19,7 @@ from rekindle.capture import recurrent
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
 from rekindle.capture.fuse import fuse as fuse_elementwise
+from rekindle.capture.fuse import make_elementwise
 from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
@@ -249,6 +250,8 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
         raise NothingToPlan(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
+    if fuse and not recorder.scalars:  # questions to the data are answered by the graph as it was
+        make_elementwise(recorder.graph, recorder.new_storage)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from rekindle.capture.norms import APPLY
+
 aten = torch.ops.aten
 
 TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
@@ -40,6 +42,7 @@ SOURCE: dict[Any, Callable[..., str]] = {
     aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
     aten.div.Scalar: "",  # type: ignore[dict-item]
     aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
+    **APPLY,
 }
 
 _PRELUDE = """
@@ -68,8 +71,11 @@ __device__ __forceinline__ float gelu_backward(float dy, float x) {
 class Place:
     """How an operand lies under the elements of the result."""
 
-    kind: str  # "wide": one for one; "row": one per row; "column": the same row again and again
-    extent: int  # elements of a row, or of the operand
+    # "wide": one for one; "row": one per row; "column": the same row again and again; "channel":
+    # one per channel, again and again.
+    kind: str
+    extent: int  # elements of a row, of the operand, or of a channel
+    num_channels: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,8 @@ class Kernel:
     ) -> None:
         self.steps, self.places, self.dtypes = tuple(steps), tuple(places), tuple(dtypes)
         self.shape, self.dtype = tuple(shape), steps[-1].dtype
-        widths = [d.itemsize for d, p in zip(dtypes, places, strict=True) if p.kind != "row"]
+        vectors = [p.kind in ("wide", "column") for p in places]
+        widths = [d.itemsize for d, v in zip(dtypes, vectors, strict=True) if v]
         self.at_once = 16 // max([*widths, self.dtype.itemsize])
         names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
         record = repr((self.steps, self.places, self.dtypes, self.shape))
@@ -142,13 +149,21 @@ class Kernel:
             if place.kind == "row":
                 lines.append(f"  const {TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
                 continue
+            if place.kind == "channel":
+                if place.extent % n == 0:  # all of a vector in one
+                    lines.append(
+                        f"  const {TYPES[dtype]} r{k} = p{k}[{self._channel(place, 'i')}];"
+                    )
+                continue
             at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
             vector = f"V{dtype.itemsize}"
             lines.append(f"  const {vector} a{k} = *(const {vector}*)(p{k} + {at});")
         lines.append(f"  V{self.dtype.itemsize} result;")
         lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
-            value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
+            value = f"r{k}" if place.kind in ("row", "channel") else f"a{k}.v[k]"
+            if place.kind == "channel" and place.extent % n:
+                value = f"p{k}[{self._channel(place, 'i + k')}]"
             wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
             lines.append(f"    const float x{k} = {wide};")
         for j, step in enumerate(self.steps):
@@ -158,6 +173,11 @@ class Kernel:
         lines.append(f"    result.v[k] = {stored};\n  }}")
         lines.append(f"  *(V{self.dtype.itemsize}*)(out + i) = result;\n}}")
         return "\n".join(lines)
+
+    def _channel(self, place: Place, at: str) -> str:
+        small = math.prod(self.shape) < 2**31
+        number, end = ("(unsigned int)", "u") if small else ("", "LL")
+        return f"{number}({at}) / {place.extent}{end} % {place.num_channels}{end}"
 
 
 def _expression(step: Step) -> str:

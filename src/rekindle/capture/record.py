@@ -146,6 +146,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._node_of[id(fake)] = node
         self._alive.append(fake)
 
+    def new_storage(self) -> int:
+        """The number of a storage that no tensor has."""
+        number = len(self._storages)
+        self._storages[-1 - number] = number  # keys of real ones are not negative
+        return number
+
     def _constant(self, real: torch.Tensor) -> torch.Tensor:
         """A tensor that is neither parameter, buffer nor input: kept by the graph as it is."""
         fake = self._constant_of.get(id(real))
