@@ -62,6 +62,7 @@ class Case:
     more: int  # and times this, the methods that save memory
     small_grain: int = 1
     power: int = 1  # memory is a line in size**power
+    distinct: bool = False  # no layer repeats: measuring every op takes as long as many steps
 
 
 def _text(load: Workload, batch: int, length: int) -> Workload:
@@ -102,7 +103,7 @@ CASES = {
     ),
     "unet": Case(
         "unet", "UNet, fp32 (tf32), batch 16: pixels a side", _sides, 32, (192, 256), 2,
-        small_grain=4, power=2,
+        small_grain=4, power=2, distinct=True,
     ),
 }  # fmt: skip
 
@@ -198,6 +199,12 @@ class Bench:
         except rekindle.BudgetInfeasible as error:
             self._note_smallest(size, load, error.smallest_peak_bytes)
 
+    def _is_hopeless(self, size: int, card_bytes: int) -> bool:
+        """Nothing is measured where even the smallest peak is too large."""
+        self._smallest(size)
+        room = (1 - self.args.headroom) * card_bytes
+        return any(n == size and needed > room for n, needed in self.points)
+
     def _note_smallest(self, size: int, load: Workload, peak: int | None) -> None:
         if peak is not None:
             self.points.append((size, peak + self.resident_bytes(load)))
@@ -230,6 +237,8 @@ class Bench:
             load = self._at(size)
             model = load.model
             if self.method == "rekindle":
+                if self.case.distinct and self._is_hopeless(size, card_bytes):
+                    raise rekindle.BudgetInfeasible("the smallest peak found, by estimate")
                 model = self._managed(load, card_bytes, facts)
             self._run(model, load, card_bytes)
             facts |= {

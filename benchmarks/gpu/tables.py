@@ -121,8 +121,8 @@ The largest size of which two whole steps (forward, backward, AdamW with its sta
 held to the card's memory by `torch.cuda.set_per_process_memory_fraction`, found by
 `python benchmarks/gpu/bigger.py` (records in `bigger/`), within 2 % or one grain: in brackets the
 next size that was tried and did not run. Block switch: the model's own, or torch.utils.checkpoint
-around each block. Rekindle: `device_budget=` the card; recomputed is the time of ops that run
-again, by its own profile.
+around each block. Rekindle: `device_budget=` the card, headroom 2 %; recomputed is the time of ops
+that run again by its own profile, which was taken while other cases ran beside it.
 """
 
 
