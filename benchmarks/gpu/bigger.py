@@ -39,7 +39,7 @@ from torch.nn import functional as F
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from compare import wrap_blocks  # noqa: E402
-from largest import largest, predicted  # noqa: E402
+from largest import Found, largest, predicted  # noqa: E402
 from models import MODELS, Workload  # noqa: E402
 
 GIB = 2**30
@@ -272,11 +272,13 @@ class Bench:
         if self.method == "rekindle":
             limit = (1 - self.args.headroom) * card_bytes - 0.005 * card_bytes
         tries: list[dict[str, Any]] = []
+        known = self._known(card_bytes)
 
         def fits(size: int) -> bool:
             tries.append(self.fits(size, card_bytes))
             said = f"{self.case.model} {self.method} {card:g}: {json.dumps(tries[-1])}"
             print(said, file=sys.stderr, flush=True)
+            answer(so_far(tries, known), final=False)
             return bool(tries[-1]["fits"])
 
         found = largest(
@@ -286,10 +288,22 @@ class Bench:
                 power=self.case.power, exact=self.method != "rekindle",
             ),
             grain=self.grain, tolerance=self.args.tolerance, max_tries=self.args.max_tries,
-            known=self._known(card_bytes), may_go_on=lambda: time.monotonic() < stop,
+            known=known, may_go_on=lambda: time.monotonic() < stop,
         )  # fmt: skip
         self.fitted = max(self.fitted, found.size)
         return dataclasses.asdict(found) | {"tries": tries}
+
+
+def so_far(tries: list[dict[str, Any]], known: int) -> dict[str, Any]:
+    """A search that may yet be cut off, as a result."""
+    size = max([known, *(t["size"] for t in tries if t["fits"])])
+    fails = min((t["size"] for t in tries if not t["fits"]), default=None)
+    found = Found(size, fails, len(tries), closed=False)
+    return dataclasses.asdict(found) | {"tries": tries}
+
+
+def answer(record: dict[str, Any], *, final: bool) -> None:
+    print(ANSWER + json.dumps(record | {"final": final}), flush=True)
 
 
 def hold_to(card: float, device: str) -> None:
@@ -314,7 +328,7 @@ def work(args: argparse.Namespace) -> None:
         except Exception as error:
             record = {"error": f"{type(error).__name__}: {error}"[:500]}
         held = torch.cuda.memory_reserved() if args.device.startswith("cuda") else 0
-        print(ANSWER + json.dumps(record | {"held_bytes": held}), flush=True)
+        answer(record | {"held_bytes": held}, final=True)
 
 
 # ---- all of them
@@ -378,24 +392,26 @@ def run_worker(case: str, method: str, args: argparse.Namespace, room: Room) -> 
         for card in todo:
             held = room.change(held, card)
             left = min(args.timeout, room.seconds_left())
-            answer = ask(worker, card, left) if held >= card and left > 0 else None
-            if answer is None:
+            said = ask(worker, card, left) if held >= card and left > 0 else None
+            if said is None:
                 print(f"{name} {method} {card:g}: no time left", flush=True)
                 break
             more = {"case": name, "title": CASES[name].title, "method": method, "card": card}
             more |= {"stamp": stamp, "alone": args.jobs == 1, "headroom": args.headroom}
-            paths[card].write_text(json.dumps(more | answer, indent=1) + "\n")
-            print(f"{name} {method} {card:g}: {brief(answer)}", flush=True)
-            if "error" in answer:
+            paths[card].write_text(json.dumps(more | said, indent=1) + "\n")
+            print(f"{name} {method} {card:g}: {brief(said)}", flush=True)
+            if "error" in said or not said["final"]:
                 break
-            held = room.change(held, min(held, answer["held_bytes"] / GIB + 1))
+            held = room.change(held, min(held, said["held_bytes"] / GIB + 1))
         worker.kill()
     room.change(held, 0.0)  # once the process is gone
 
 
 def ask(worker: subprocess.Popen[str], card: float, limit_s: float) -> dict[str, Any] | None:
+    """The last that the worker says about the card; None: nothing."""
     assert worker.stdin is not None
     assert worker.stdout is not None
+    said: dict[str, Any] | None = None
     clock = threading.Timer(limit_s, worker.kill)
     clock.start()
     try:
@@ -403,21 +419,22 @@ def ask(worker: subprocess.Popen[str], card: float, limit_s: float) -> dict[str,
         worker.stdin.flush()
         for line in worker.stdout:
             if line.startswith(ANSWER):
-                answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-                return answer
-    except BrokenPipeError:
+                said = json.loads(line.removeprefix(ANSWER))
+                if said["final"]:
+                    break
+    except (BrokenPipeError, json.JSONDecodeError):  # it was stopped, in the middle of a line
         pass
     finally:
         clock.cancel()
-    return None
+    return said
 
 
-def brief(answer: dict[str, Any]) -> str:
-    if "error" in answer:
-        return str(answer["error"])
-    seconds = sum(t["seconds"] for t in answer["tries"])
-    ends = f"{answer['fails']} does not" if answer["fails"] else "the end was not reached"
-    return f"{answer['size']} fits, {ends}; {answer['num_tries']} tries in {seconds:.1f} s"
+def brief(said: dict[str, Any]) -> str:
+    if "error" in said:
+        return str(said["error"])
+    seconds = sum(t["seconds"] for t in said["tries"])
+    ends = f"{said['fails']} does not" if said["fails"] else "the end was not reached"
+    return f"{said['size']} fits, {ends}; {said['num_tries']} tries in {seconds:.1f} s"
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+_FAR = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -70,6 +72,8 @@ def largest(
             else:
                 guess = middle
             guess = min(max(guess, best + grain), fails - grain)
+        if best:  # no line is believed so far beyond what has run
+            guess = min(guess, _FAR * best)
         guess = max(grain, _whole(guess, grain))
         num_tries += 1
         fit = fits(guess)
