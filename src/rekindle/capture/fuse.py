@@ -25,7 +25,7 @@ from torch import fx
 
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
 from rekindle.capture.norms import APPLY, split_batch_norms
-from rekindle.torch_compat import compile_cuda, named_call, outside_modes
+from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
 aten = torch.ops.aten
 
@@ -320,7 +320,7 @@ def _prepare(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> bo
     if out.device.type != "cuda":
         return _ANYWHERE
     try:
-        launch = compile_cuda(kernel.source(), kernel.name, out.device)
+        launch = CudaKernel(kernel.source(), kernel.name, out.device)
         operands = [_numbers(leaf.meta["val"], k, out.device) for k, leaf in enumerate(leaves)]
         expected = kernel.separately(*operands)
         kernel.launch = launch

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rekindle.capture.norms import APPLY
+from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
 
@@ -106,7 +107,9 @@ class Kernel:
         record = repr((self.steps, self.places, self.dtypes, self.shape))
         digest = hashlib.sha256(record.encode()).hexdigest()[:8]
         self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
-        self.launch: Any = None
+        self.num_vectors = math.prod(self.shape) // self.at_once
+        self.num_blocks = -(-self.num_vectors // CudaKernel.num_threads)
+        self.launch: CudaKernel | None = None
 
     def separately(self, *operands: torch.Tensor) -> torch.Tensor:
         made: list[torch.Tensor] = []
@@ -121,15 +124,19 @@ class Kernel:
         return made[-1]
 
     def __call__(self, *operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.launch is None or any(o.data_ptr() % 16 for o in operands):
-            made = self.separately(*operands)
-            return made if out is None else out.copy_(made)
-        if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
-        num_threads = math.prod(self.shape) // self.at_once
-        grid = (-(-num_threads // 256), 1, 1)
-        self.launch(grid=grid, block=(256, 1, 1), args=[*operands, out, num_threads])
-        return out
+        if self.launch is not None:
+            addresses = [o.data_ptr() for o in operands]
+            bits = 0
+            for address in addresses:
+                bits |= address
+            if bits % 16 == 0:  # vectors are read
+                if out is None:
+                    out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
+                addresses.append(out.data_ptr())
+                self.launch(self.num_blocks, addresses)
+                return out
+        made = self.separately(*operands)
+        return made if out is None else out.copy_(made)
 
     # ---- source
 
@@ -140,10 +147,10 @@ class Kernel:
         for dtype, name in TYPES.items():
             size = n * dtype.itemsize
             lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
-        head = ", ".join([*pointers, f"{TYPES[self.dtype]}* out", "int threads"])
+        head = ", ".join([*pointers, f"{TYPES[self.dtype]}* out"])
         lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
         lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
-        lines.append("  if (t >= threads) return;")
+        lines.append(f"  if (t >= {self.num_vectors}LL) return;")
         lines.append(f"  const long long i = t * {n};")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             if place.kind == "row":

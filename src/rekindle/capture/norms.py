@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.torch_compat import compile_cuda
+from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
 
@@ -73,25 +73,27 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 def _launch(form: str, x: torch.Tensor, *channels: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
+    addresses = [t.data_ptr() for t in (x, *channels, out)]
     num, extent = x.numel(), math.prod(x.shape[2:])
-    args = [x, *channels, out, num, extent, x.shape[1]]
-    _kernel(form, x.device)(grid=(-(-num // 256), 1, 1), block=(256, 1, 1), args=args)
+    kernel = _kernel(form, x.device)
+    kernel(-(-num // kernel.num_threads), [*addresses, num, extent, x.shape[1]])
     return out
 
 
 @functools.cache
-def _kernel(form: str, device: torch.device) -> Any:
+def _kernel(form: str, device: torch.device) -> CudaKernel:
     names = ("x", "m", "r", "w", "b")
     pointers = ", ".join(f"const float* p{n}" for n in names)
     expression = FORMS[form].format("px[i]", *[f"p{n}[c]" for n in names[1:]])
     source = f"""
-extern "C" __global__ void apply_{form}({pointers}, float* out, long long num, int extent, int n) {{
+extern "C" __global__ void apply_{form}(
+    {pointers}, float* out, long long num, long long extent, long long num_channels) {{
   const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i >= num) return;
-  const int c = (int)(i / extent % n);
+  const long long c = i / extent % num_channels;
   out[i] = {expression};
 }}"""
-    return compile_cuda(source, f"apply_{form}", device)
+    return CudaKernel(source, f"apply_{form}", device)
 
 
 def _define(form: str) -> Any:
