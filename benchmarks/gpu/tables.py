@@ -51,8 +51,9 @@ def cell(record: Record | None, eager: Record) -> str:
 
 
 def markdown(models: Mapping[str, Mapping[str, Record]], intro: str) -> str:
-    columns = ["own", "blocks", "sac", "rekindle@1.0", "rekindle@0.7", "rekindle@0.5"]
-    columns += ["rekindle@0.3", "rekindle@own", "graph@1.0", "graph@0.5"]
+    columns = ["own", "blocks", "sac", "inductor@1.0", "inductor@0.5", "inductor@0.25"]
+    columns += ["rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.3"]
+    columns += ["rekindle@own", "rekindle@blocks", "graph@1.0", "graph@0.5"]
     columns = [c for c in columns if any("ms" in m.get(c, {}) for m in models.values())]
     lines = [intro, "", "| model | eager | " + " | ".join(columns) + " |"]
     lines.append("|---" * (len(columns) + 2) + "|")

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.apart import APPLY, Surgery, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
-from rekindle.capture.norms import APPLY, split_batch_norms
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
 aten = torch.ops.aten
@@ -260,7 +260,7 @@ _targets: dict[tuple[Any, str], Any] = {}
 def make_elementwise(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
     """Turns what can be told as elementwise ops into those, in a recorded forward."""
     with outside_modes():
-        split_batch_norms(graph, new_storage, anywhere=_ANYWHERE)
+        take_apart(Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE))
 
 
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:

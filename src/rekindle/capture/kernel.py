@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rekindle.capture.norms import APPLY
+from rekindle.capture.apart import APPLY
 from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten

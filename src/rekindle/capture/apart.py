@@ -1,22 +1,28 @@
-"""Batch norm as statistics and an elementwise op, so that its output is cheap to make again.
+"""Batch norm and dropout taken apart, so that what they make is cheap to make again.
 
-Eager's op reads its input twice, for the statistics and for the output; made again for the backward
-it would cost the same once more, though its statistics are known. Where a ReLU or a sum reads the
-output, and nothing else does, it is split: the op itself runs as before, for its statistics alone,
-and `rekindle::batch_norm_apply` makes the output from them. `capture.fuse` then makes one kernel of
-that and what follows, which takes the place of what followed: the step keeps its cost, and making
-the activation again costs one pass.
+Eager's batch norm reads its input twice, for the statistics and for the output; made again for the
+backward it would cost the same once more, though its statistics are known. Where a ReLU or a sum
+reads the output, and nothing else does, it is taken apart: the op itself runs as before, for its
+statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `capture.fuse` then
+makes one kernel of that and what follows, which takes the place of what followed: the step keeps
+its cost, and making the activation again costs one pass.
 
-Exact means to the bit: which of the forms below a kernel of batch norm computes is found out by
-running it, on the device and on the shapes of the model; where none is, nothing is split. What is
-done in place to the output becomes an op with an output of its own; whether that is then written
-over its argument is the schedule's to say.
+Dropout is its mask and a product in the same way: where a sum reads the output, or an elementwise
+op makes the input. The op runs for its mask alone, on any tensor of that shape; the product with
+the mask is what its own gradient is, `native_dropout_backward`.
+
+Exact means to the bit: which of the forms below a kernel of batch norm computes, and whether
+dropout is that product, is found out by running them, on the device, batch norm on the shapes of
+the model; where it is not so, nothing is taken apart. What is done in place to the output becomes
+an op with an output of its own; whether that is then written over its argument is the schedule's
+to say.
 """
 
 import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +32,6 @@ from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
 
-_MIN_NUMEL = 1 << 18  # below this the launch is all that counts
 _NORMS = (
     aten.cudnn_batch_norm.default,
     aten.native_batch_norm.default,
@@ -113,64 +118,91 @@ APPLY: dict[Any, Callable[..., str]] = {
 }
 
 
-# --- splitting ----------------------------------------------------------------------------------
+# --- taking apart -------------------------------------------------------------------------------
 
 
-def split_batch_norms(graph: fx.Graph, new_storage: Callable[[], int], anywhere: bool) -> None:
-    """Splits each batch norm of the recorded forward of which that is worth it and exact.
-    `anywhere`: on a CPU too, for tests."""
-    for node in list(graph.nodes):
+@dataclass(frozen=True)
+class Surgery:
+    """The recorded forward that is worked on."""
+
+    graph: fx.Graph
+    new_storage: Callable[[], int]
+    smallest: int  # elements; below this the launch is all that counts
+    anywhere: bool  # on a CPU too, for tests
+
+    def described(self, node: fx.Node, like: fx.Node, made: fx.Node) -> fx.Node:
+        """The node with what is known of another, and a storage of its own as large as `made`'s."""
+        node.meta = dict(like.meta)
+        node.meta |= {"val": made.meta["val"], "storage_bytes": made.meta["storage_bytes"]}
+        node.meta |= {"writes": (), "storage": self.new_storage()}
+        return node
+
+    def put_unread(self, op: fx.Node, made: fx.Node) -> None:
+        """In the place of `made`, the first output of the op, one that nobody reads."""
+        with self.graph.inserting_before(made):
+            unread = self.graph.call_function(operator.getitem, (op, 0))
+        self.described(unread, made, made)
+
+    def fits(self, *values: torch.Tensor) -> bool:
+        first = values[0]
+        return (
+            (self.anywhere or first.is_cuda)
+            and first.numel() >= self.smallest
+            and first.numel() % 8 == 0
+            and all(
+                v.is_contiguous() and v.storage_offset() == 0 and v.dtype == first.dtype
+                for v in values
+            )
+        )
+
+
+def take_apart(surgery: Surgery) -> None:
+    """Each batch norm and dropout of which that is worth it and exact."""
+    for node in list(surgery.graph.nodes):
         if node.target in _NORMS and node.args[5] is True:
-            _split(graph, node, new_storage, anywhere)
+            _batch_norm(surgery, node)
+        elif node.target is aten.native_dropout.default and node.args[2] is True:
+            _dropout(surgery, node)
 
 
-def _split(graph: fx.Graph, norm: fx.Node, new_storage: Callable[[], int], anywhere: bool) -> None:
+def _batch_norm(surgery: Surgery, norm: fx.Node) -> None:
+    graph = surgery.graph
     parts = {u.args[1]: u for u in norm.users if u.target is operator.getitem}
     x, weight, bias = norm.args[:3]
     if not {0, 1, 2} <= set(parts) or not all(isinstance(a, fx.Node) for a in (x, weight, bias)):
         return
     made = parts[0]
     channels = (parts[1], parts[2], weight, bias)
-    if not _fits(x, made, channels, anywhere):
+    value = x.meta["val"]
+    if not surgery.fits(value, made.meta["val"]) or not _have_channels(value, channels):
         return
     chain = _written(made)
     if chain is None or not (chain or _read_elementwise(made)):
         return
-    target = _form_of(norm, x.meta["val"])
+    target = _form_of(norm, value)
     if target is None:
         return
-
-    def described(node: fx.Node, like: fx.Node) -> fx.Node:
-        node.meta = dict(like.meta)
-        node.meta |= {"val": made.meta["val"], "storage_bytes": made.meta["storage_bytes"]}
-        node.meta |= {"writes": (), "storage": new_storage()}
-        return node
-
-    with graph.inserting_before(made):
-        described(graph.call_function(operator.getitem, (norm, 0)), made)  # nobody reads it
+    surgery.put_unread(norm, made)
     last = chain[-1] if chain else max(parts.values())
     last.append(made)
     if not chain:
         made.target, made.args = target, (x, *channels)
         return
     with graph.inserting_before(chain[0]):
-        before = described(graph.call_function(target, (x, *channels)), made)
+        before = graph.call_function(target, (x, *channels))
+    surgery.described(before, made, made)
     for op in chain[:-1]:
         op.target, op.args = _IN_PLACE[op.target], (before, *op.args[1:])
-        before = described(op, op)
+        before = surgery.described(op, op, made)
     # All that reads the result reads `made`.
     made.target, made.args = _IN_PLACE[last.target], (before, *last.args[1:])
     graph.erase_node(last)
 
 
-def _fits(x: fx.Node, made: fx.Node, channels: Sequence[fx.Node], anywhere: bool) -> bool:
-    value, out = x.meta["val"], made.meta["val"]
+def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
     return (
-        (anywhere or (value.is_cuda and value.numel() >= _MIN_NUMEL))
-        and value.dtype == out.dtype == torch.float32
+        value.dtype == torch.float32
         and value.dim() > 2
-        and value.numel() % 8 == 0
-        and all(t.is_contiguous() and t.storage_offset() == 0 for t in (value, out))
         and all(
             n.meta["val"].dtype == torch.float32
             and n.meta["val"].is_contiguous()
@@ -210,9 +242,14 @@ def _same_shape(node: fx.Node) -> bool:
     )
 
 
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The ops of the forward that read it; what autograd keeps of it for the backward is none."""
+    return [u for u in node.users if u.target is not aten.detach.default or _readers(u)]
+
+
 def _read_elementwise(made: fx.Node) -> bool:
     """By one op that keeps only its result for the backward, and is of the same size."""
-    readers = list(made.users)
+    readers = _readers(made)
     return (
         len(readers) == 1
         and readers[0].target in _IN_PLACE.values()
@@ -254,3 +291,47 @@ def _form_of(norm: fx.Node, value: torch.Tensor) -> Any:
     if target is aten._native_batch_norm_legit.default:
         target = aten.native_batch_norm.default
     return _form(target, tuple(value.shape), value.device, float(norm.args[7]))
+
+
+def _dropout(surgery: Surgery, dropout: fx.Node) -> None:
+    x, p, _ = dropout.args
+    parts = {u.args[1]: u for u in dropout.users if u.target is operator.getitem}
+    if set(parts) != {0, 1} or not 0 < p < 1 or _written(parts[0]) != []:
+        return
+    made, mask = parts[0], parts[1]
+    value = x.meta["val"]
+    if not surgery.fits(value, made.meta["val"]) or value.dtype not in _FLOATS:
+        return
+    other = _made_elementwise(x, dropout)
+    if not (other or _read_elementwise(made)) or not _is_product(value.dtype, p, value.device):
+        return
+    surgery.put_unread(dropout, made)
+    max(parts.values()).append(made)
+    made.target, made.args = aten.native_dropout_backward.default, (x, mask, 1.0 / (1.0 - p))
+    if other is not None:
+        dropout.args = (other, p, True)
+
+
+_FLOATS = (torch.float32, torch.bfloat16)
+_MAKERS = (aten.relu.default, aten.gelu.default, aten.silu.default)
+
+
+def _made_elementwise(x: fx.Node, reader: fx.Node) -> fx.Node | None:
+    """What the input is made of by an op that only this one reads; as large as the input."""
+    if x.target not in _MAKERS or _readers(x) != [reader] or x.kwargs or len(x.args) != 1:
+        return None
+    below = x.args[0]
+    assert isinstance(below, fx.Node)
+    value, wanted = below.meta["val"], x.meta["val"]
+    same = value.shape == wanted.shape and value.stride() == wanted.stride()
+    return below if same and value.dtype == wanted.dtype else None
+
+
+@functools.cache
+def _is_product(dtype: torch.dtype, p: float, device: torch.device) -> bool:
+    """Whether dropout gives the bits of the product with its mask."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        x = torch.randn(1 << 16, device=device).exp2_().to(dtype)
+        out, mask = aten.native_dropout.default(x, p, True)
+        product = aten.native_dropout_backward.default(x, mask, 1.0 / (1.0 - p))
+        return bool(torch.equal(out, product))

@@ -1,4 +1,5 @@
-"""Batch norm as statistics and an elementwise op: the same bits, and a cheap second run.
+"""Batch norm as statistics and dropout as its mask, each with an elementwise op: the same bits,
+and a cheap second run.
 
 On a GPU the kernels themselves are compared; elsewhere torch's own ops stand in for them.
 """
@@ -145,3 +146,81 @@ def test_memory(function: Callable[..., torch.Tensor], schedule: str, device: to
         assert peak <= 1.01 * eager.peak
     if device.type == "cuda":  # elsewhere the stand-in for the kernel has values of its own
         assert measure_step(managed, mine.inputs(0), every_output).peak == peak
+
+
+class Masked(nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Linear(16, 64), nn.Linear(64, 64)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, self.first(x)).float().square().mean()
+
+
+def dropped(x: torch.Tensor, p: float) -> torch.Tensor:
+    """What dropout is on a GPU, on a CPU too."""
+    return torch.native_dropout(x, p, True)[0]
+
+
+def after_relu(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    return net.middle(dropped(F.relu(x), 0.3))
+
+
+def before_sum(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    return net.middle(x + dropped(net.middle(x), 0.3))
+
+
+def between(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    return net.middle(x + dropped(F.gelu(net.middle(x)), 0.3))
+
+
+def two_of_one(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    """Two masks of the same tensor: each its own."""
+    y = net.middle(x)
+    return net.middle((x + dropped(y, 0.3)) * (x + dropped(y, 0.3)))
+
+
+def into_a_product(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    return net.middle(dropped(net.middle(x), 0.3))
+
+
+def read_twice(net: Masked, x: torch.Tensor) -> torch.Tensor:
+    y = F.relu(x)
+    return net.middle(dropped(y, 0.3)) + net.middle(y)
+
+
+APART = [after_relu, before_sum, between, two_of_one]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("function", [*APART, into_a_product, read_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("schedule", ["keep-all", "sqrt", "floor", "thrice"])
+def test_dropout(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype, schedule: str, device: torch.device
+) -> None:
+    def made() -> Example:
+        torch.manual_seed(0)
+        model = Masked(function).to(device, dtype).train()
+
+        def inputs(step: int) -> tuple[tuple[torch.Tensor, ...], dict]:
+            generator = torch.Generator().manual_seed(step)
+            return (torch.randn(32, 16, generator=generator).to(device, dtype),), {}
+
+        return Example(model, inputs, lambda out: out)
+
+    mine = made()
+    managed = manage(mine, schedule)
+    ops = managed.plan.problem.ops
+    masks = [op for op in ops if "native_dropout.default" in op.name]
+    read = {v for op in ops for v in op.inputs}
+    unread = [op for op in masks if max(op.outputs, key=_size_in(managed)) not in read]
+    assert masks
+    exact = device.type == "cuda" or dtype == torch.float32  # the kernel of a CPU rounds twice
+    assert len(unread) == (len(masks) if function in APART and exact else 0)
+    again = train(made()) if device.type == "cuda" else None
+    assert_same(train(made()), train(mine, managed), again)
+
+
+def _size_in(managed: nn.Module) -> Callable[[int], int]:
+    return lambda v: managed.plan.problem.values[v].size
