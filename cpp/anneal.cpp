@@ -125,11 +125,12 @@ class Annealer {
     }
 
     bool worth_it_by_peak(double slack) {
-        if (!line_.evaluate() || !fits()) return false;
+        if (!line_.settle() || !fits()) return false;
         line_.apply_memory(+1);
         const double after = objective(line_.cost_change());
         line_.apply_memory(-1);
         if (!(after - value_ <= slack)) return false;
+        line_.measure();
         value_ = after;
         return true;
     }

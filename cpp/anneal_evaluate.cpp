@@ -17,12 +17,15 @@ bool Timeline::settle() {
     if (changes_.size() == 2 && !changes_[0].add && changes_[1].add &&
         changes_[0].op == changes_[1].op) {
         const Shift shift = collect_shift();
+        if (shift == Shift::invalid) return false;
         is_shift_ = shift == Shift::simple;
-        if (shift != Shift::general) return is_shift_;
     }
-    do {
-        if (!collect()) return false;
-    } while (drop_dead());
+    if (!is_shift_) {
+        do {
+            if (!collect()) return false;
+        } while (drop_dead());
+    }
+    build_segments();
     return true;
 }
 
@@ -338,7 +341,6 @@ void Timeline::build_segments() {
 }
 
 void Timeline::measure() {
-    build_segments();
     if (shift_ > 0) return measure_in_units();
     const Excess change = memory_.excess_change(segments_, {soft_line_, budget_});
     soft_change_ = change.soft;

@@ -80,7 +80,7 @@ class Timeline {
     // False: some step would read what nothing has made. Runs that the move leaves without a reader
     // are removed with it, so the cost is known only now.
     bool settle();
-    // After settle: what the move does to memory.
+    // After settle: what the move does to the excess. Commit wants it.
     void measure();
     bool evaluate() {
         if (!settle()) return false;
@@ -92,7 +92,7 @@ class Timeline {
     void commit();
     void abandon();
 
-    // The memory part of an evaluated move, done and undone: for objectives that need the peak.
+    // The memory part of a settled move, done and undone: for objectives that need the peak.
     void apply_memory(int sign) { memory_.add(segments_, sign); }
 
     void smooth(double unit) { memory_.smooth(unit); }
