@@ -29,6 +29,12 @@ class Timeline {
     static constexpr Slot none = -1;
     static constexpr std::size_t max_changes = 96;
 
+    struct Change {
+        Id op;
+        Slot slot;
+        bool add;
+    };
+
     Timeline(const Problem& problem, std::int64_t budget);
 
     // Starts from a valid schedule, spread over a line with room between the steps.
@@ -47,6 +53,7 @@ class Timeline {
     std::int64_t soft_line() const { return soft_line_; }
     Slot num_slots() const { return num_slots_; }
     std::size_t num_steps() const { return num_steps_; }
+    std::span<const Id> slots() const { return slots_; }  // an op, or less than zero
     Id op_at(Slot t) const { return slots_[static_cast<std::size_t>(t)]; }
     std::int32_t runs(Id op) const { return runs_[static_cast<std::size_t>(op)]; }
     std::span<const Id> repeated() const { return repeated_; }  // ops that stand more than once
@@ -68,6 +75,7 @@ class Timeline {
     void begin();
     bool full(std::size_t more) const { return changes_.size() + more > max_changes; }
     bool planned(Slot t) const;  // already part of the move
+    std::span<const Change> changes() const { return changes_; }
     void take(Slot t);
     void put(Id op, Slot t);
     Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
@@ -105,11 +113,6 @@ class Timeline {
     struct List {
         std::uint32_t at = 0, length = 0, room = 0;
         std::uint32_t copies = 0;  // how many of the events are `made`; the first always is
-    };
-    struct Change {
-        Id op;
-        Slot slot;
-        bool add;
     };
     struct Touched {
         Id value;
