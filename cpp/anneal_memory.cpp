@@ -1,7 +1,9 @@
 #include "anneal_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "wide.h"
@@ -64,7 +66,7 @@ REKINDLE_WIDE static Excess sum_above(const View& view, std::span<const MemorySe
 }
 
 // The largest of `count` numbers, a multiple of 32.
-REKINDLE_WIDE static Size largest(const Size* numbers, int count) {
+REKINDLE_WIDE static Size largest(const Size* numbers, Size count) {
     Size most = numbers[0];
     for (Size start = 0; start < count; start += chunk)
         for (Size k = 0; k < chunk; ++k) most = std::max(most, numbers[start + k]);
@@ -76,22 +78,23 @@ std::int32_t BlockMemory::resize(std::int32_t wanted) {
     while ((wanted >> block_bits_) > (8 << block_bits_)) ++block_bits_;
     const std::int32_t num_blocks = (wanted >> block_bits_) + 1;
     memory_.resize(idx(num_blocks << block_bits_));
-    maximum_.resize(idx(num_blocks));
+    const auto whole_chunks = (idx(num_blocks) + chunk - 1) & -std::size_t{chunk};
+    pending_.resize(whole_chunks);
+    maximum_.assign(whole_chunks, 0);
+    weight_.assign(whole_chunks, 0);
     return num_blocks << block_bits_;
 }
 
 void BlockMemory::assign(std::span<const std::int64_t> memory) {
     memory_.assign(memory.begin(), memory.end());
-    pending_.assign(maximum_.size(), 0);
+    std::fill(pending_.begin(), pending_.end(), 0);
     const double unit = std::exchange(unit_, 0);
-    for (std::size_t b = 0; b < maximum_.size(); ++b) refresh_block(b);
+    for (std::size_t b = 0; b < num_blocks(); ++b) refresh_block(b);
     if (unit > 0) smooth(unit);
 }
 
 std::int64_t BlockMemory::peak() const {
-    std::int64_t best = 0;
-    for (std::int64_t m : maximum_) best = std::max(best, m);
-    return best;
+    return std::max<Size>(0, largest(maximum_.data(), static_cast<Size>(maximum_.size())));
 }
 
 std::int32_t BlockMemory::peak_slot() const {
@@ -151,7 +154,7 @@ void BlockMemory::add_range(std::int32_t first, std::int32_t last, std::int64_t 
 
 void BlockMemory::refresh_block(std::size_t block) {
     const std::int64_t* first = memory_.data() + (block << block_bits_);
-    maximum_[block] = largest(first, 1 << block_bits_) + pending_[block];
+    maximum_[block] = largest(first, Size{1} << block_bits_) + pending_[block];
     if (unit_ > 0) refresh_weight(block);
 }
 
@@ -168,13 +171,14 @@ void BlockMemory::refresh_weight(std::size_t block) {
 void BlockMemory::smooth(double unit) {
     unit_ = unit;
     smooth_base_ = static_cast<double>(peak());
-    weight_.assign(maximum_.size(), 0);
-    for (std::size_t b = 0; b < weight_.size(); ++b) refresh_weight(b);
+    for (std::size_t b = 0; b < num_blocks(); ++b) refresh_weight(b);
 }
 
 double BlockMemory::smooth_peak() const {
-    double sum = 0;
-    for (double w : weight_) sum += w;
+    std::array<double, 8> sums{};  // side by side: each addition waits for the one before
+    for (std::size_t b = 0; b < weight_.size(); b += sums.size())
+        for (std::size_t k = 0; k < sums.size(); ++k) sums[k] += weight_[b + k];
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
     return smooth_base_ + unit_ * std::log2(std::max(sum, 1e-300));
 }
 

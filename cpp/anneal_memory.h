@@ -60,17 +60,19 @@ class BlockMemory {
    private:
     static constexpr std::size_t no_block = std::numeric_limits<std::size_t>::max();
 
+    std::size_t num_blocks() const { return memory_.size() >> block_bits_; }
     void add_range(std::int32_t first, std::int32_t last, std::int64_t change, std::size_t& stale);
     void refresh_block(std::size_t block);
     void refresh_weight(std::size_t block);
 
     int block_bits_ = 5;
     std::vector<std::int64_t> memory_;   // per slot, without the block's pending addition
-    std::vector<std::int64_t> pending_;  // per block
-    std::vector<std::int64_t> maximum_;  // per block, pending addition included
+    // Per block, and zeros up to whole chunks.
+    std::vector<std::int64_t> pending_;
+    std::vector<std::int64_t> maximum_;  // pending addition included
+    std::vector<double> weight_;         // sum of 2^((memory - base) / unit)
     double unit_ = 0;                    // of the smooth peak; 0: not kept
     double smooth_base_ = 0;
-    std::vector<double> weight_;         // per block: sum of 2^((memory - base) / unit)
 };
 
 }  // namespace rekindle
