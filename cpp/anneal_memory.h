@@ -3,7 +3,8 @@
 // what lies below the lines before and after is settled by the block's maximum alone.
 //
 // Chosen by measurement over an add-max segment tree (FastSA, 2.1.1) and one whose leaves are such
-// blocks: benchmarks/fastsa/structure.md, where `structure.py` puts them in this one's place.
+// blocks (benchmarks/fastsa/structure.md): a move wants sums over many slots, which a tree has to go
+// down to one by one. `structure.py` puts the trees in this one's place.
 #pragma once
 
 #include <cstddef>
