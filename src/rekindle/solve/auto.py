@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import answer, too_large, trivial_floor
 from rekindle.solve.bound import best_bound
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.smallest import small_peaks
@@ -49,7 +49,7 @@ class Auto:
     exact: ClassVar[bool] = False
 
     def accepts(self, problem: Problem) -> str | None:
-        return None
+        return too_large(problem)
 
     def solve(
         self,

@@ -1,6 +1,7 @@
 """`auto` and its parts: the exact search, the bound, the policies, the curve."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import brute_force
@@ -12,6 +13,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
 from rekindle.core.generate import chain, random_problem, transformer
 from rekindle.core.solution import Status
+from rekindle.errors import SolverRefused
 from rekindle.solve import find_solver, run_solver
 from rekindle.solve.auto import alike_values
 from rekindle.solve.base import trivial_floor, without_dead_ops
@@ -176,3 +178,11 @@ def test_envelope_drops_what_is_beaten() -> None:
 def test_a_curve_of_one_point_is_refused() -> None:
     with pytest.raises(ValueError, match="two points or more"):
         pareto(chain(3), num_points=1)
+
+
+def test_sizes_whose_sums_would_not_be_exact_are_refused() -> None:
+    problem = chain(4)
+    values = tuple(replace(value, size=2**57 + value.size) for value in problem.values)
+    large = replace(problem, values=values)
+    with pytest.raises(SolverRefused, match="larger size unit"):
+        run_solver(AUTO, large, 2**58)
