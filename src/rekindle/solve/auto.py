@@ -262,10 +262,15 @@ class _Search:
         found = self._anneal_from(starts, kind, kind.hot, first_seed, moves // 4, share)
         found.sort(key=lambda r: (not r.within, r.best_cost if r.within else r.smallest_peak))
         starts = [list(r.best or r.smallest) for r in found[:num_seeds]]
-        found += self._anneal_from(
-            starts, kind, kind.hot / 10, first_seed + 50, moves // 2, self.left_s
-        )
-        return time.monotonic() - begun, sum(r.moves for r in found)
+        made = sum(r.moves for r in found)
+        for k, hot in enumerate((2.0, 0.3)):
+            share = self.left_s / (2 - k)
+            found = self._anneal_from(
+                starts, kind, hot, first_seed + 40 + 20 * k, moves // 2, share
+            )
+            starts = [list(r.best or r.smallest) for r in found]
+            made += sum(r.moves for r in found)
+        return time.monotonic() - begun, made
 
     def _anneal_from(
         self,
