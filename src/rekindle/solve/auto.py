@@ -3,7 +3,8 @@
 In this order, each step only where the one before left something to gain:
 
 1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
-2. Tiny problems: the optimum over all schedules (`cpp/exact.cpp`).
+2. Small problems (some 25 values, sometimes 60): the optimum over all schedules, by A* over what
+   is in memory (`cpp/exact.cpp`); with more states once there is a schedule to beat.
 3. A lower bound (`cpp/bound.cpp`): at the moment an op first runs, what its descendants still need
    is in memory or is made again; the cheapest choice under the budget is a minimum cut for each
    price of memory. Valid for every order, milliseconds at any size. `best_bound` picks the moments.
@@ -137,11 +138,13 @@ class _Search:
             self.stopped_by = "proof"
             self._shrink()
             return
-        if self._tiny():
+        if self._exactly(QUICK_STATES):
             return
         self._bound()
         self._policies()
         self._saves()
+        if not self.done and self._exactly(MOST_STATES):
+            return
         self._improve()
         if self.best is None:
             self._shrink()
@@ -150,17 +153,18 @@ class _Search:
         elif not self.stopped_by:
             self.stopped_by = "time limit" if self.left_s <= 0 else "no improvement"
 
-    def _tiny(self) -> bool:
-        if _native.exact_bits(self.problem.native) > 20:
-            return False
+    def _exactly(self, max_states: int) -> bool:
+        """True if so many states are enough for the optimum, or a proof that nothing fits."""
         finished, feasible, ops = _native.solve_exact(
-            self.problem.native, self.budget, self.left_s / 2
-        )
+            self.problem.native, self.budget, self.left_s / 2,
+            below=self.best[0] if self.best is not None else -1,
+            max_states=int(max_states * min(1.0, 10 * self.options.effort)),
+        )  # fmt: skip
         if not finished:
             return False
         if feasible:
             self.offer(ops, "exact")
-            assert self.best is not None
+        if self.best is not None:
             self.bound = self.best[0]
         else:
             self.infeasible = True
@@ -335,6 +339,7 @@ class _Round:
     rebuild: bool = False
 
 
+QUICK_STATES, MOST_STATES = 100_000, 1_000_000  # tenths of a second, and seconds
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)

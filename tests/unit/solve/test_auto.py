@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property.training_graphs import cheapest, training_graph
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
 from rekindle.core.generate import chain, random_problem, transformer
@@ -39,7 +40,7 @@ def cost_of(problem: Problem, ops: list[int]) -> tuple[int, int]:
 @given(tiny, shares)
 def test_exact_is_brute_force(problem: Problem, share: float) -> None:
     budget = int(share * simulate(problem, keep_all(problem)).peak)
-    if _native.exact_bits(problem.native) > 20:
+    if _native.exact_bits(problem.native) > 64:
         return
     finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
     optimum = brute_force.cheapest(problem, budget)
@@ -49,6 +50,33 @@ def test_exact_is_brute_force(problem: Problem, share: float) -> None:
         cost, peak = cost_of(problem, ops)
         assert peak <= budget
         assert cost == optimum.cost
+        assert _native.solve_exact(problem.native, budget, 30.0, below=cost)[:2] == (True, False)
+        finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0, below=cost + 1)
+        assert finished
+        assert feasible
+        assert cost_of(problem, ops)[0] == cost
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(2, 3), shares)
+def test_exact_is_the_search_over_all_states(seed: int, num_layers: int, share: float) -> None:
+    problem, _ = without_dead_ops(training_graph(seed, num_layers, inplace=False))
+    budget = int(share * simulate(problem, keep_all(problem)).peak)
+    if _native.exact_bits(problem.native) > 64:
+        return
+    finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
+    assert finished
+    assert (cost_of(problem, ops)[0] if feasible else None) == cheapest(problem, budget)
+
+
+def test_exact_keeps_its_limit_of_states() -> None:
+    problem = chain(7)
+    budget = int(0.5 * simulate(problem, keep_all(problem)).peak)
+    assert _native.solve_exact(problem.native, budget, 30.0, max_states=10)[:2] == (False, False)
+    finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
+    assert finished
+    assert feasible
+    assert cost_of(problem, ops)[1] <= budget
 
 
 @settings(max_examples=150)
@@ -101,7 +129,7 @@ def test_policy_walks_are_valid_and_within_the_budget(problem: Problem, share: f
 @given(tiny, shares)
 def test_auto_is_optimal_on_tiny_problems(problem: Problem, share: float) -> None:
     budget = int(share * simulate(problem, keep_all(problem)).peak)
-    if budget < 1 or _native.exact_bits(problem.native) > 20:
+    if budget < 1 or _native.exact_bits(problem.native) > 64:
         return
     optimum = brute_force.cheapest(problem, budget)
     solution = run_solver(AUTO, problem, budget, time_limit_s=10)
@@ -129,7 +157,7 @@ def test_auto_on_public_instances(instances: Path, name: str, share: float, wors
 
 
 def test_auto_answers_a_budget_out_of_reach_with_a_number() -> None:
-    problem = chain(12)
+    problem = chain(7)
     solution = run_solver(AUTO, problem, trivial_floor(problem) - 1, time_limit_s=5)
     assert solution.status is Status.INFEASIBLE
     assert "proven" in solution.message
