@@ -70,7 +70,7 @@ def test_exact_is_the_search_over_all_states(seed: int, num_layers: int, share: 
 
 
 def test_exact_keeps_its_limit_of_states() -> None:
-    problem = chain(7)
+    problem = chain(5)
     budget = int(0.5 * simulate(problem, keep_all(problem)).peak)
     assert _native.solve_exact(problem.native, budget, 30.0, max_states=10)[:2] == (False, False)
     finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
@@ -157,7 +157,7 @@ def test_auto_on_public_instances(instances: Path, name: str, share: float, wors
 
 
 def test_auto_answers_a_budget_out_of_reach_with_a_number() -> None:
-    problem = chain(7)
+    problem = chain(12)
     solution = run_solver(AUTO, problem, trivial_floor(problem) - 1, time_limit_s=5)
     assert solution.status is Status.INFEASIBLE
     assert "proven" in solution.message
