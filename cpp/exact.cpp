@@ -21,6 +21,8 @@ struct Step {
     std::vector<std::pair<State, State>> inplace;  // input bit, output bit
 };
 
+constexpr std::size_t most_reaches = 16;  // of a state; most are reached in a few ways
+
 struct Mix {
     std::size_t operator()(State x) const {
         x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15ULL;
@@ -66,7 +68,7 @@ class Search {
         reach(0, 0, 0, -1);
         while (!queue_.empty()) {
             if ((++count_ & 255) == 0 && control.expired()) return answer;
-            if (nodes_.size() > limits_.max_states) return answer;
+            if (nodes_.size() > limits_.max_states || too_many()) return answer;
             const auto [total, minus_cost, at] = queue_.top();
             queue_.pop();
             const Node node = nodes_[at];
@@ -81,7 +83,7 @@ class Search {
             }
             for (Id i = 0; i < p_.num_ops(); ++i) expand(node, at, i);
         }
-        answer.finished = true;
+        answer.finished = !too_many();
         return answer;
     }
 
@@ -97,6 +99,8 @@ class Search {
         State bit;
         std::int64_t saves;
     };
+
+    bool too_many() const { return reached_ > most_reaches * limits_.max_states; }
 
     std::int64_t bytes(State set) const {
         std::int64_t sum = 0;
@@ -119,19 +123,22 @@ class Search {
     }
 
     void reach(State state, std::int64_t cost, std::size_t from, Id op) {
+        ++reached_;
+        const auto known = known_.find(state);
+        if (known != known_.end() && nodes_[known->second].cost <= cost) return;
         const std::int64_t total = cost + remainder(state);
         if (limits_.below >= 0 && total >= limits_.below) return;
-        const auto [entry, is_new] = known_.try_emplace(state, nodes_.size());
-        if (is_new) {
+        std::size_t at = nodes_.size();
+        if (known == known_.end()) {
+            known_.emplace(state, at);
             nodes_.push_back({state, cost, from, op, false});
         } else {
-            Node& node = nodes_[entry->second];
-            if (node.cost <= cost) return;
-            node.cost = cost;
-            node.from = from;
-            node.op = op;
+            at = known->second;
+            nodes_[at].cost = cost;
+            nodes_[at].from = from;
+            nodes_[at].op = op;
         }
-        queue_.emplace(total, -cost, entry->second);
+        queue_.emplace(total, -cost, at);
     }
 
     void expand(const Node& node, std::size_t at, Id i) {
@@ -169,6 +176,7 @@ class Search {
     // Adds every smallest set of drops from the k-th on that saves what is lacking. They come in
     // falling order of what they save, so a set is smallest if it lacked something before the last.
     void drop_from(std::size_t k, State gone, std::int64_t lacking) {
+        if (too_many()) return;
         if (lacking <= 0) {
             reach(after_ & ~gone, cost_, from_, op_);
             return;
@@ -189,6 +197,7 @@ class Search {
     using Item = std::tuple<std::int64_t, std::int64_t, std::size_t>;  // total, -cost, node
     std::priority_queue<Item, std::vector<Item>, std::greater<>> queue_;
     std::int64_t count_ = 0;
+    std::size_t reached_ = 0;
 
     // The step that is being expanded.
     std::vector<Drop> drops_;

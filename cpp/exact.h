@@ -28,7 +28,7 @@ struct Exact {
 
 struct ExactLimits {
     std::int64_t below = -1;             // only schedules that cost less count; -1: all
-    std::size_t max_states = 1'000'000;  // some 100 bytes each
+    std::size_t max_states = 1'000'000;  // some 100 bytes and a few microseconds each
 };
 
 constexpr int max_exact_bits = 64;

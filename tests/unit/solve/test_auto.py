@@ -70,8 +70,8 @@ def test_exact_is_the_search_over_all_states(seed: int, num_layers: int, share: 
 
 
 def test_exact_keeps_its_limit_of_states() -> None:
-    problem = chain(5)
-    budget = int(0.5 * simulate(problem, keep_all(problem)).peak)
+    problem = chain(7)
+    budget = int(0.8 * simulate(problem, keep_all(problem)).peak)
     assert _native.solve_exact(problem.native, budget, 30.0, max_states=10)[:2] == (False, False)
     finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
     assert finished
