@@ -21,7 +21,7 @@ struct Step {
     std::vector<std::pair<State, State>> inplace;  // input bit, output bit
 };
 
-constexpr std::size_t most_reaches = 16;  // of a state; most are reached in a few ways
+constexpr std::size_t most_reaches = 8;  // of a state; most are reached in a few ways
 
 struct Mix {
     std::size_t operator()(State x) const {

@@ -158,7 +158,7 @@ class _Search:
         finished, feasible, ops = _native.solve_exact(
             self.problem.native, self.budget, self.left_s / 2,
             below=self.best[0] if self.best is not None else -1,
-            max_states=int(max_states * min(1.0, 10 * self.options.effort)),
+            max_states=int(max_states * min(1.0, 4 * self.options.effort)),
         )  # fmt: skip
         if not finished:
             return False
@@ -339,7 +339,7 @@ class _Round:
     rebuild: bool = False
 
 
-QUICK_STATES, MOST_STATES = 100_000, 1_000_000  # tenths of a second, and seconds
+QUICK_STATES, MOST_STATES = 60_000, 500_000  # a tenth of a second, and a second
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
