@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 
+}  // namespace
+
 std::vector<std::uint8_t> ancestors(const Problem& p, Id op) {
     std::vector<std::uint8_t> is(idx(p.num_ops()), 0);
     std::vector<Id> todo{op};
@@ -41,8 +43,6 @@ std::vector<std::uint8_t> descendants(const Problem& p, Id op) {
     }
     return is;
 }
-
-}  // namespace
 
 void Flow::clear() {
     std::fill(head_.begin(), head_.end(), -1);
@@ -113,14 +113,8 @@ Moment::Moment(const Problem& problem, Id op)
     const auto after = descendants(p_, op);
     // What the op itself has in memory is there for free.
     std::vector<std::uint8_t> free(idx(p_.num_values()), 0);
-    own_ = p_.workspace[idx(op)];
     for (const auto& row : {p_.inputs[op], p_.outputs[op]})
-        for (Id v : row) {
-            free[idx(v)] = 1;
-            own_ += p_.size_of(v);
-        }
-    const auto pairs = p_.inplace[op];
-    for (std::size_t k = 1; k < pairs.size(); k += 2) own_ -= p_.size_of(pairs[k]);
+        for (Id v : row) free[idx(v)] = 1;
 
     // The part of the graph that descendants can ask for: values, and the ops that make them.
     std::vector<std::uint8_t> asked(idx(p_.num_values()), 0);
@@ -145,21 +139,21 @@ Moment::Moment(const Problem& problem, Id op)
     value_node_.assign(idx(p_.num_values()), -1);
     op_node_.assign(idx(p_.num_ops()), -1);
     std::int32_t num_nodes = 2;
+    double total_cost = 0;
     for (Id v : values_) {
         value_node_[idx(v)] = num_nodes;
         num_nodes += 2;
-        total_size_ += static_cast<double>(p_.size_of(v));
         const Id producer = p_.producer_of(v);
         if (op_node_[idx(producer)] < 0) {
             op_node_[idx(producer)] = num_nodes++;
-            if (before_[idx(producer)]) total_cost_ += static_cast<double>(p_.cost_of(producer));
+            if (before_[idx(producer)]) total_cost += static_cast<double>(p_.cost_of(producer));
         }
     }
     flow_ = Flow(static_cast<std::size_t>(num_nodes));
     // Costs are scaled so that whole capacities lose nothing that matters, and that all of them
     // together stay below `infinite`: none is above `dear_`.
     dear_ = 1e18 / static_cast<double>(values_.size() + 1);
-    scale_ = dear_ / 8 / std::max(1.0, total_cost_);
+    scale_ = dear_ / 8 / std::max(1.0, total_cost);
 }
 
 double Moment::cut(std::span<const double> keep_cost, Control& control, bool host) {

@@ -2,7 +2,8 @@
 //
 // A value that a descendant of the op needs and that is not the op's own is kept, or its producer
 // runs again, and then needs its own inputs. With a cost for keeping each value the cheapest choice
-// is a minimum cut. bound.h proves lower bounds with it, saves.h makes schedules.
+// is a minimum cut. saves.h makes schedules with it. (The network of bound.h is larger: it also says
+// which of the ops that are free to run on either side have run.)
 #pragma once
 
 #include <cstdint>
@@ -40,13 +41,13 @@ class Flow {
     std::vector<Edge> edges_;
 };
 
+// Per op: whether it must have run before the first run of `op`; whether it runs only after.
+std::vector<std::uint8_t> ancestors(const Problem& problem, Id op);
+std::vector<std::uint8_t> descendants(const Problem& problem, Id op);
+
 class Moment {
    public:
     Moment(const Problem& problem, Id op);
-
-    std::int64_t own() const { return own_; }  // what the op itself has in memory
-    double total_cost() const { return total_cost_; }
-    double total_size() const { return total_size_; }
 
     // The least sum of what is made again and of keep_cost[v] over the values that are kept, never
     // above the truth. Where the control expires, it is nothing.
@@ -60,8 +61,7 @@ class Moment {
     std::vector<Id> values_;  // the first num_needed_ are asked for by descendants themselves
     std::size_t num_needed_ = 0;
     std::vector<std::int32_t> value_node_, op_node_;
-    std::int64_t own_ = 0;
-    double total_cost_ = 0, total_size_ = 0, scale_ = 1, dear_ = 0;
+    double scale_ = 1, dear_ = 0;
 };
 
 }  // namespace rekindle
