@@ -62,6 +62,21 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def python_references(tensor: torch.Tensor) -> int:
+    """How often Python refers to a tensor, as a number to compare with another tensor's: what C++
+    holds (a view its base, a node what it saved) may count as one reference, and is left out."""
+    return sys.getrefcount(tensor) - (tensor._use_count() > 1) * _counts_cpp()
+
+
+@functools.cache
+def _counts_cpp() -> int:
+    """What all holders in C++ together add to a tensor's count of references: 1 or 0, by release."""
+    tensor = torch.empty(0)
+    alone = sys.getrefcount(tensor)
+    view = tensor.view(0)
+    return sys.getrefcount(tensor) - alone if view._is_view() else 0
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().nbytes())
 
@@ -316,6 +331,26 @@ def new_fake_mode() -> FakeTensorMode:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode._allow_unsafe_data_ptr_access = False
     return mode
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
+
+
+def run_fake(
+    mode: FakeTensorMode, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """`func(*args, **kwargs)` inside this mode, which is on. Where no other mode could take part
+    its own method is called: the dispatcher's way there costs as much again."""
+    found = torch._C._unset_dispatch_mode(_FAKE)
+    out = NotImplemented
+    try:
+        if found is mode and not torch._C._len_torch_dispatch_stack():
+            out = mode.dispatch(func, types, args, kwargs)
+    finally:
+        if found is not None:
+            torch._C._set_dispatch_mode(found)
+    return func(*args, **kwargs) if out is NotImplemented else out
 
 
 def is_saved_region(target: object) -> bool:

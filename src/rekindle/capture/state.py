@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torch import fx, nn
 from rekindle.capture import effects
 from rekindle.capture.record import Recorder
 from rekindle.errors import CaptureError
+from rekindle.torch_compat import python_references
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -238,7 +238,7 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
         if fixed:
             constant.add(node)
     tensors = [n.meta.get("val") for n in recorder.graph.nodes if n.op == "call_function"]
-    counts = [sys.getrefcount(t) for t in tensors if isinstance(t, torch.Tensor)]
+    least = min([python_references(t) for t in tensors if isinstance(t, torch.Tensor)], default=0)
     tensors = [n.meta.get("val") for n in constant if n.op == "call_function"]
-    least = min(counts, default=0)
-    return {id(t): t for t in tensors if isinstance(t, torch.Tensor) and sys.getrefcount(t) > least}
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    return {id(t): t for t in found if python_references(t) > least}
