@@ -6,6 +6,7 @@ stands beside it.
 
 import contextlib
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    _BypassDispatchCache,
+    _CacheKeyState,
 )
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
@@ -337,20 +340,103 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
 
 
-def run_fake(
-    mode: FakeTensorMode, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """`func(*args, **kwargs)` inside this mode, which is on. Where no other mode could take part
-    its own method is called: the dispatcher's way there costs as much again."""
-    found = torch._C._unset_dispatch_mode(_FAKE)
-    out = NotImplemented
-    try:
-        if found is mode and not torch._C._len_torch_dispatch_stack():
-            out = mode.dispatch(func, types, args, kwargs)
-    finally:
-        if found is not None:
-            torch._C._set_dispatch_mode(found)
-    return func(*args, **kwargs) if out is NotImplemented else out
+class FakeRuns:
+    """Ops on the tensors of one fake mode, called while it is on.
+
+    A call goes to the mode's own method where no other mode could take part: the dispatcher's way
+    there costs as much again. torch keeps the answers of its fake kernels under a key that takes
+    longer to write than the answer to make; a shorter one, valid for this mode, leads to them here.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._known: dict[Any, Any] = {}  # short key -> torch's key and entry, or None
+        self._short = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = torch._C._unset_dispatch_mode(_FAKE)
+        out = NotImplemented
+        try:
+            if found is self.mode and not torch._C._len_torch_dispatch_stack():
+                out = self._run(func, types, args, kwargs)
+        finally:
+            if found is not None:
+                torch._C._set_dispatch_mode(found)
+        return func(*args, **kwargs) if out is NotImplemented else out
+
+    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._short:
+            return self.mode.dispatch(func, types, args, kwargs)
+        try:
+            settings = (torch.get_default_dtype(), torch.is_inference_mode_enabled())
+            key = (func, *settings, self._part(args), self._part(kwargs) if kwargs else None)
+            known = self._known[key]
+        except _NoKey:
+            return self.mode.dispatch(func, types, args, kwargs)
+        except KeyError:
+            return self._learn(key, func, types, args, kwargs)
+        if known is None:
+            return self.mode.dispatch(func, types, args, kwargs)
+        return self.mode._output_from_cache_entry(_CacheKeyState(None), *known, func, args)
+
+    def _learn(
+        self, key: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The answer of the mode; where it keeps that, the next call of this kind will find it."""
+        try:
+            long_key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
+        except _BypassDispatchCache:
+            long_key = None
+        out = self.mode.dispatch(func, types, args, kwargs)
+        entry = None if long_key is None else FakeTensorMode.cache.get(long_key)
+        self._known[key] = (entry, long_key) if hasattr(entry, "output_infos") else None
+        return out
+
+    def _part(self, arg: Any) -> Any:
+        """All that the mode's own key tells of an argument."""
+        kind = type(arg)
+        if kind is FakeTensor:
+            if arg.fake_mode is not self.mode or arg.constant is not None:
+                raise _NoKey
+            if arg.layout is not torch.strided or arg.is_quantized:
+                raise _NoKey
+            return (
+                *(arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device),
+                *(arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg()),
+                arg.is_inference(),
+            )
+        if kind is tuple or kind is list:
+            return (kind, *[self._part(a) for a in arg])
+        if kind is dict:
+            return (kind, *[(k, self._part(a)) for k, a in arg.items()])
+        if kind in _PLAIN:
+            return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
+        raise _NoKey
+
+
+class _NoKey(Exception):
+    pass
+
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
+)
+
+
+@functools.cache
+def _cache_is_known() -> bool:
+    """Whether this release keeps answers in the form that is used here."""
+    expected = {
+        "_cache_key": ["self", "state", "func", "args", "kwargs"],
+        "_output_from_cache_entry": ["self", "state", "entry", "key", "func", "args"],
+    }
+    return isinstance(getattr(FakeTensorMode, "cache", None), dict) and all(
+        list(inspect.signature(getattr(FakeTensorMode, name, bool)).parameters) == parameters
+        for name, parameters in expected.items()
+    )
 
 
 def is_saved_region(target: object) -> bool:

@@ -25,6 +25,7 @@ from rekindle.torch_compat import (
     UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeRuns,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -35,7 +36,6 @@ from rekindle.torch_compat import (
     node_sequence_nr,
     outside_modes,
     pytree,
-    run_fake,
     storage_bytes,
     storage_key,
 )
@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
         self._constant_of: dict[int, torch.Tensor] = {}
+        self._run = FakeRuns(fake_mode)
         self._layouts = Layouts()
         self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
@@ -185,7 +186,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if way == "refused":
             raise self._refusal(func)
         try:
-            out = run_fake(self.fake_mode, func, types, args, kwargs)
+            out = self._run(func, types, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             return self._fold(func, args, kwargs, error)
         except UNSUPPORTED as error:

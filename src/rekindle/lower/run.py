@@ -47,7 +47,13 @@ class Step:
 class Runner:
     """A lowered plan with the positions of everything it reads, ready to be called."""
 
-    def __init__(self, program: Program, schedule: Schedule, cuda_graph: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        cuda_graph: bool = False,
+        guards: Guards | None = None,
+    ) -> None:
         joint, lowered = program.joint, emit(program, schedule)
         self.program = program
         self.schedule = schedule
@@ -69,7 +75,7 @@ class Runner:
             for s in (n.meta["source"] for n in self.placeholders)
         ]
         position = {n: i for i, n in enumerate(self.placeholders)}
-        self.guards = Guards(joint)
+        self.guards = Guards(joint) if guards is None else guards
         self.guard_positions = [position[n] for n in self.guards.placeholders]
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
