@@ -112,7 +112,7 @@ def _trust(func: Any) -> Trust:
     "dense", or (of "free" strides) where none that is not dense has a dimension of size 1."""
     if not is_overload(func) or func.namespace != "aten" or effects.is_random(func):
         return "whole"
-    if func is aten.view.default:
+    if func in (aten.view.default, aten._unsafe_view.default):
         return "view"
     if func in _TWICE:
         return "twice"
