@@ -25,13 +25,11 @@ from torch._subclasses.fake_tensor import (
     _BypassDispatchCache,
     _CacheKeyState,
 )
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "UNSUPPORTED",
-    "BoxedCodeGen",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -42,7 +40,6 @@ __all__ = [
     "backward_node",
     "bare_call",
     "borrowed",
-    "compile_boxed",
     "compile_cuda",
     "copy_all",
     "eager_kernels",
@@ -68,7 +65,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 def python_references(tensor: torch.Tensor) -> int:
     """How often Python refers to a tensor, as a number to compare with another tensor's: what C++
     holds (a view its base, a node what it saved) may count as one reference, and is left out."""
-    return sys.getrefcount(tensor) - (tensor._use_count() > 1) * _counts_cpp()
+    return sys.getrefcount(tensor) - (_counts_cpp() if tensor._use_count() > 1 else 0)
 
 
 @functools.cache
@@ -130,30 +127,6 @@ def backward_keeps_graph() -> bool:
 def backward_creates_graph() -> bool:
     """Inside a backward of an autograd Function: whether the caller asked for create_graph."""
     return bool(torch.is_grad_enabled())
-
-
-class BoxedCodeGen(CodeGen):  # type: ignore[misc]
-    """FX Python code that takes one list and empties it, so that inputs can die early.
-
-    2.13 has this as `torch.fx.graph._BoxedCodeGen`; 2.11 does not everywhere.
-    """
-
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
-        names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
-        head = f"def {self._func_name}(self, args_list){maybe_return_annotation}:"
-        if not names:
-            return head
-        # A statement of its own, so that no name for the unpacked list stays behind.
-        unpack = f"\n    [{', '.join(names)}] = args_list"
-        return head + unpack + "\n    args_list.clear()"
-
-
-def compile_boxed(graph: fx.Graph) -> Callable[[list[Any]], Any]:
-    """A callable over one list from an fx graph of call_function nodes."""
-    graph.set_codegen(BoxedCodeGen())
-    module = fx.GraphModule(torch.nn.Module(), graph)
-    forward: Callable[[list[Any]], Any] = module.forward
-    return forward
 
 
 @functools.cache
