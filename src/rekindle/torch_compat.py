@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "add_call",
     "autocast_state",
     "backward_keeps_graph",
     "backward_node",
@@ -127,6 +128,18 @@ def backward_keeps_graph() -> bool:
 def backward_creates_graph() -> bool:
     """Inside a backward of an autograd Function: whether the caller asked for create_graph."""
     return bool(torch.is_grad_enabled())
+
+
+def add_call(
+    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> fx.Node:
+    """A call at the end of a graph. Its arguments are set afterwards: in those that it is made with
+    torch 2.13 looks for symbols, which takes as long as the rest."""
+    node = graph.create_node(op, target)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
 
 
 @functools.cache
@@ -323,7 +336,8 @@ class FakeRuns:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._known: dict[Any, Any] = {}  # short key -> torch's key and entry, or None
+        self._known: dict[Any, Any] = {}  # short key -> torch's entry and key, or None
+        self._state = _CacheKeyState(None)  # without symbols there is nothing in it
         self._short = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -354,7 +368,7 @@ class FakeRuns:
             return self._learn(key, func, types, args, kwargs)
         if known is None:
             return self.mode.dispatch(func, types, args, kwargs)
-        return self.mode._output_from_cache_entry(_CacheKeyState(None), *known, func, args)
+        return self.mode._output_from_cache_entry(self._state, *known, func, args)
 
     def _learn(
         self, key: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -29,6 +29,7 @@ from rekindle.torch_compat import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    add_call,
     backward_node,
     forward_sequence_nr,
     is_higher_order,
@@ -246,7 +247,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         node_args, node_kwargs = self._nodes(args), self._nodes(kwargs)
-        node = self.graph.call_function(func, tuple(node_args), node_kwargs)
+        node = add_call(self.graph, "call_function", func, node_args, node_kwargs)
         self._describe(node)
         self._alive.append(out)
         if isinstance(out, torch.Tensor):

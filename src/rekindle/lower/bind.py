@@ -14,6 +14,7 @@ from torch import fx
 
 from rekindle.torch_compat import (
     TorchDispatchMode,
+    add_call,
     bare_call,
     eager_kernels,
     is_overload,
@@ -26,17 +27,17 @@ _forms: dict[Any, str] = {}  # kind of call -> "method", "function", "nn" or "ba
 def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """Adds the call to the graph; the `meta["like"]` of its tensor arguments tells their kind."""
     if not is_overload(target) or target.namespace != "aten":
-        return graph.call_function(target, args, kwargs)
+        return add_call(graph, "call_function", target, args, kwargs)
     name = target._schema.name.split("::")[1]
     match _form(target, name, args, kwargs):
         case "method":
-            return graph.call_method(name, args, kwargs)
+            return add_call(graph, "call_method", name, args, kwargs)
         case "function":
-            return graph.call_function(getattr(torch, name), args, kwargs)
+            return add_call(graph, "call_function", getattr(torch, name), args, kwargs)
         case "nn":
-            return graph.call_function(getattr(nn_functions, name), args, kwargs)
+            return add_call(graph, "call_function", getattr(nn_functions, name), args, kwargs)
         case _:
-            return graph.call_function(bare_call(target), args, kwargs)
+            return add_call(graph, "call_function", bare_call(target), args, kwargs)
 
 
 def _form(target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
