@@ -61,7 +61,7 @@ class _Writer:
         name = f"<rekindle>.{next(_number)}"
         self.scope.update(__name__=name, __loader__=_Source(source))
         exec(compile(source, name, "exec"), self.scope)  # a graph of ours, no text from outside
-        return self.scope["run"], source
+        return self.scope.pop("run"), source
 
     def _line(self, node: fx.Node) -> str:
         if node.op == "output":

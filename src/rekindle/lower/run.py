@@ -22,7 +22,12 @@ from rekindle.core import Schedule
 from rekindle.lower.emit import Stretch, emit, emit_resumed
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
-from rekindle.torch_compat import autocast_state, backward_keeps_graph, eager_kernels
+from rekindle.torch_compat import (
+    autocast_state,
+    backward_keeps_graph,
+    eager_kernels,
+    outside_modes,
+)
 
 
 class Step:
@@ -252,7 +257,8 @@ class Runner:
             if g is not None
         )
         joint = self.joint.with_tangents(tangents, autocast_state())
-        return _OtherBackward(self, joint)
+        with outside_modes():  # lowering tries calls, which are no part of the step
+            return _OtherBackward(self, joint)
 
     def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
         source = self.placeholders[p].meta["source"]
