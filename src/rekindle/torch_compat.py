@@ -355,20 +355,23 @@ class FakeRuns:
         if not self._short:
             return self.mode.dispatch(func, types, args, kwargs)
         if func is torch.ops.aten._unsafe_view.default:
-            func = (
-                torch.ops.aten.view.default
-            )  # the same below autograd; of this one torch keeps none
-        try:
-            settings = (torch.get_default_dtype(), torch.is_inference_mode_enabled())
-            key = (func, *settings, self._part(args), self._part(kwargs) if kwargs else None)
-            known = self._known[key]
-        except _NoKey:
+            func = torch.ops.aten.view.default  # the same below autograd; torch keeps only this one
+        key = self._key(func, args, kwargs)
+        known = _MISSING if key is None else self._known.get(key, _MISSING)
+        if known is None or key is None:
             return self.mode.dispatch(func, types, args, kwargs)
-        except KeyError:
+        if known is _MISSING:
             return self._learn(key, func, types, args, kwargs)
-        if known is None:
-            return self.mode.dispatch(func, types, args, kwargs)
         return self.mode._output_from_cache_entry(self._state, *known, func, args)
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the mode's own key tells, shorter; None where it would keep nothing."""
+        device = torch._C._get_default_device()
+        settings = (torch.get_default_dtype(), device, torch.is_inference_mode_enabled())
+        try:
+            return (func, settings, self._part(args), self._part(kwargs))
+        except _NoKey:
+            return None
 
     def _learn(
         self, key: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -384,7 +387,6 @@ class FakeRuns:
         return out
 
     def _part(self, arg: Any) -> Any:
-        """All that the mode's own key tells of an argument."""
         kind = type(arg)
         if kind is FakeTensor:
             if arg.fake_mode is not self.mode or arg.constant is not None:
@@ -407,6 +409,9 @@ class FakeRuns:
 
 class _NoKey(Exception):
     pass
+
+
+_MISSING: Any = object()
 
 
 _PLAIN = frozenset(

@@ -237,8 +237,11 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
             fixed = not effects.is_random(node.target) and constant.issuperset(node.all_input_nodes)
         if fixed:
             constant.add(node)
-    tensors = [n.meta.get("val") for n in recorder.graph.nodes if n.op == "call_function"]
-    least = min([python_references(t) for t in tensors if isinstance(t, torch.Tensor)], default=0)
-    tensors = [n.meta.get("val") for n in constant if n.op == "call_function"]
-    found = [t for t in tensors if isinstance(t, torch.Tensor)]
-    return {id(t): t for t in found if python_references(t) > least}
+    counts: dict[fx.Node, int] = {}
+    for node in recorder.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            counts[node] = python_references(value)
+    least = min(counts.values(), default=0)
+    kept = [node.meta["val"] for node, num in counts.items() if num > least and node in constant]
+    return {id(tensor): tensor for tensor in kept}
