@@ -22,7 +22,12 @@ from rekindle.core import Schedule
 from rekindle.lower.emit import Stretch, emit, emit_resumed
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
-from rekindle.torch_compat import autocast_state, backward_keeps_graph, eager_kernels
+from rekindle.torch_compat import (
+    autocast_state,
+    backward_keeps_graph,
+    eager_kernels,
+    outside_modes,
+)
 
 
 class Step:
@@ -47,7 +52,13 @@ class Step:
 class Runner:
     """A lowered plan with the positions of everything it reads, ready to be called."""
 
-    def __init__(self, program: Program, schedule: Schedule, cuda_graph: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        cuda_graph: bool = False,
+        guards: Guards | None = None,
+    ) -> None:
         joint, lowered = program.joint, emit(program, schedule)
         self.program = program
         self.schedule = schedule
@@ -69,7 +80,7 @@ class Runner:
             for s in (n.meta["source"] for n in self.placeholders)
         ]
         position = {n: i for i, n in enumerate(self.placeholders)}
-        self.guards = Guards(joint)
+        self.guards = Guards(joint) if guards is None else guards
         self.guard_positions = [position[n] for n in self.guards.placeholders]
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
@@ -247,7 +258,8 @@ class Runner:
             if g is not None
         )
         joint = self.joint.with_tangents(tangents, autocast_state())
-        return _OtherBackward(self, joint)
+        with outside_modes():  # lowering tries calls, which are no part of the step
+            return _OtherBackward(self, joint)
 
     def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
         source = self.placeholders[p].meta["source"]
