@@ -19,6 +19,40 @@ namespace {
 constexpr std::int64_t period = 1024;  // moves between looks at the clock
 constexpr double window_tolerance = 0.3;  // mean costs
 
+// A schedule of the line, written down often: only the slots that changed since are copied, so that
+// on a long line, where nearly every move finds a smaller peak at first, it costs no more than they.
+class Snapshot {
+   public:
+    // To be told of every move that is made ...
+    void follow(std::span<const Timeline::Change> changes) {
+        if (whole_) return;
+        for (const Timeline::Change& c : changes) changed_.push_back(c.slot);
+        if (changed_.size() > slots_.size() / 16) forget();
+    }
+    // ... and of a line that is spaced anew.
+    void forget() {
+        changed_.clear();
+        whole_ = true;
+    }
+
+    void save(const Timeline& line) {
+        if (whole_) slots_.assign(line.slots().begin(), line.slots().end());
+        for (Slot t : changed_) slots_[static_cast<std::size_t>(t)] = line.op_at(t);
+        changed_.clear();
+        whole_ = false;
+    }
+
+    void write(std::vector<Id>& schedule) const {
+        for (Id op : slots_)
+            if (op >= 0) schedule.push_back(op);
+    }
+
+   private:
+    std::vector<Id> slots_;  // empty: nothing was saved
+    std::vector<Slot> changed_;
+    bool whole_ = true;
+};
+
 class Annealer {
    public:
     Annealer(const Problem& problem, std::span<const Id> start, const AnnealOptions& options)
@@ -108,8 +142,12 @@ class Annealer {
                 adapt_price();
             }
             if (unsaved_) save();
-            windows.settle(line_, result_.best, result_.best_cost,
+            std::vector<Id> best;
+            best_.write(best);
+            windows.settle(line_, best, result_.best_cost,
                            window_tolerance * mean_cost_ * random_.exponential());
+            best_.forget();
+            lowest_.forget();
             met_ = line_.excess() == 0;
         }
         return finish();
@@ -127,6 +165,8 @@ class Annealer {
         }
         leave();
         line_.commit();
+        best_.follow(line_.changes());
+        lowest_.follow(line_.changes());
         ++counts[1];
         ++result_.accepted;
         ++since_respace_;
@@ -160,11 +200,12 @@ class Annealer {
     }
 
     bool worth_it_by_peak(double slack) {
-        if (!line_.evaluate() || !fits()) return false;
+        if (!line_.settle() || !fits()) return false;
         line_.apply_memory(+1);
         const double after = objective(line_.cost_change());
         line_.apply_memory(-1);
         if (!(after - value_ <= slack)) return false;
+        line_.measure();
         value_ = after;
         return true;
     }
@@ -235,13 +276,13 @@ class Annealer {
     }
 
     void save() {
-        line_.write(result_.best);
+        best_.save(line_);
         result_.best_peak = line_.peak();
         unsaved_ = false;
     }
 
     void save_smallest() {
-        line_.write(result_.smallest);
+        lowest_.save(line_);
         result_.smallest_peak = smallest_;
         result_.smallest_cost = line_.cost();
         unsaved_smallest_ = false;
@@ -250,6 +291,8 @@ class Annealer {
     AnnealResult finish() {
         if (unsaved_) save();
         if (unsaved_smallest_) save_smallest();
+        best_.write(result_.best);
+        lowest_.write(result_.smallest);
         return std::move(result_);
     }
 
@@ -274,6 +317,8 @@ class Annealer {
             if (unsaved_) save();
             if (unsaved_smallest_ && line_.peak() == smallest_) save_smallest();
             line_.respace();
+            best_.forget();
+            lowest_.forget();
             since_respace_ = 0;
             if (options_.objective != Objective::area) value_ = objective();
         }
@@ -292,6 +337,7 @@ class Annealer {
     Timeline line_;
     Moves moves_;
     AnnealResult result_;
+    Snapshot best_, lowest_;
     double mean_cost_ = 1, mean_size_ = 1;
     double hot_ = 1, cold_ = 1, temperature_ = 1;
     double price_ = 1, first_price_ = 1;

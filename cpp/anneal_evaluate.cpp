@@ -2,7 +2,6 @@
 // reader, and what they do to memory.
 #include <algorithm>
 
-#include "anneal_memory.h"
 #include "anneal_timeline.h"
 
 namespace rekindle {
@@ -18,12 +17,15 @@ bool Timeline::settle() {
     if (changes_.size() == 2 && !changes_[0].add && changes_[1].add &&
         changes_[0].op == changes_[1].op) {
         const Shift shift = collect_shift();
+        if (shift == Shift::invalid) return false;
         is_shift_ = shift == Shift::simple;
-        if (shift != Shift::general) return is_shift_;
     }
-    do {
-        if (!collect()) return false;
-    } while (drop_dead());
+    if (!is_shift_) {
+        do {
+            if (!collect()) return false;
+        } while (drop_dead());
+    }
+    build_segments();
     return true;
 }
 
@@ -339,14 +341,14 @@ void Timeline::build_segments() {
 }
 
 void Timeline::measure() {
-    build_segments();
-    excess_change_ = soft_change_ = 0;
     if (shift_ > 0) return measure_in_units();
-    const MemoryView view{memory_.data(), pending_.data(), maximum_.data(), block_bits_};
-    sum_above(view, segments_, soft_line_, budget_, soft_change_, excess_change_);
+    const Excess change = memory_.excess_change(segments_, {soft_line_, budget_});
+    soft_change_ = change.soft;
+    excess_change_ = change.hard;
 }
 
 void Timeline::measure_in_units() {
+    excess_change_ = soft_change_ = 0;
     for (const MemorySegment& s : segments_)
         for (Slot t = s.first; t <= s.last; ++t) {
             const std::int64_t before = memory_at(t), after = before + s.change;

@@ -1,9 +1,11 @@
 #include "anneal_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
-#include "anneal_timeline.h"
 #include "wide.h"
 
 namespace rekindle {
@@ -17,11 +19,17 @@ constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); 
 
 Size above(Size x, Size line) { return x > line ? x : line; }
 
+struct View {
+    const Size* memory;
+    const Size* pending;
+    const Size* maximum;
+    int block_bits;
+};
+
 }  // namespace
 
-REKINDLE_WIDE void sum_above(const MemoryView& view, std::span<const MemorySegment> segments,
-                             std::int64_t soft, std::int64_t hard, std::int64_t& soft_change,
-                             std::int64_t& hard_change) {
+REKINDLE_WIDE static Excess sum_above(const View& view, std::span<const MemorySegment> segments,
+                                      Size soft, Size hard) {
     const Size gap = hard - soft;
     Size soft_sum = 0, hard_sum = 0;
     for (const MemorySegment& s : segments) {
@@ -54,83 +62,89 @@ REKINDLE_WIDE void sum_above(const MemoryView& view, std::span<const MemorySegme
             first = last + 1;
         }
     }
-    soft_change = soft_sum;
-    hard_change = hard_sum;
+    return {soft_sum, hard_sum};
 }
 
-REKINDLE_WIDE std::int64_t largest(const std::int64_t* numbers, int count) {
+// The largest of `count` numbers, a multiple of 32.
+REKINDLE_WIDE static Size largest(const Size* numbers, Size count) {
     Size most = numbers[0];
     for (Size start = 0; start < count; start += chunk)
         for (Size k = 0; k < chunk; ++k) most = std::max(most, numbers[start + k]);
     return most;
 }
 
-// --- the timeline's memory -------------------------------------------------------------------------
-
-void Timeline::count_excess() {
-    excess_ = soft_ = 0;
-    for (Slot t = 0; t < num_slots_; ++t)
-        if (op_at(t) >= 0) {
-            excess_ += over(memory_at(t), budget_);
-            soft_ += over(memory_at(t), soft_line_);
-        }
+std::int32_t BlockMemory::resize(std::int32_t wanted) {
+    block_bits_ = 5;
+    while ((wanted >> block_bits_) > (8 << block_bits_)) ++block_bits_;
+    const std::int32_t num_blocks = (wanted >> block_bits_) + 1;
+    memory_.resize(idx(num_blocks << block_bits_));
+    const auto whole_chunks = (idx(num_blocks) + chunk - 1) & -std::size_t{chunk};
+    pending_.resize(whole_chunks);
+    maximum_.assign(whole_chunks, 0);
+    weight_.assign(whole_chunks, 0);
+    return num_blocks << block_bits_;
 }
 
-void Timeline::rebuild_memory() {
-    const std::size_t blocks = idx(num_slots_ >> block_bits_);
-    memory_.assign(idx(num_slots_), 0);
-    pending_.assign(blocks, 0);
-    maximum_.assign(blocks, 0);
-    std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
-    for (Id v = 0; v < p_.num_values(); ++v) {
-        const auto list = events(v);
-        if (list.empty()) continue;
-        intervals(v, list, true, new_intervals_, false);
-        for (std::size_t k = 0; k < new_intervals_.count; ++k) {
-            delta[idx(new_intervals_.room[k].first)] += p_.size_of(v);
-            delta[idx(new_intervals_.room[k].last) + 1] -= p_.size_of(v);
-        }
-    }
-    std::int64_t live = 0, largest = 0;
-    for (Slot t = 0; t < num_slots_; ++t) {
-        live += delta[idx(t)];
-        const Id op = op_at(t);
-        memory_[idx(t)] = live + (op >= 0 ? p_.workspace[idx(op)] : -empty_offset);
-        largest = std::max(largest, memory_[idx(t)]);
-    }
-    // The excess of all slots together stays below 2^62.
-    std::int64_t total = largest;
-    for (Id v = 0; v < p_.num_values(); ++v)
-        if (p_.producer_of(v) >= 0) total += p_.size_of(v);
-    shift_ = 0;
-    while (((total >> shift_) + 1) > (std::int64_t{1} << 61) / (std::int64_t{num_slots_} + 1))
-        ++shift_;
-    round_ = (std::int64_t{1} << shift_) - 1;
-    weight_.assign(blocks, 0);
-    for (std::size_t b = 0; b < blocks; ++b) refresh_block(b);
-    if (unit_ > 0) rebuild_smooth();
-    count_excess();
+void BlockMemory::assign(std::span<const std::int64_t> memory) {
+    memory_.assign(memory.begin(), memory.end());
+    std::fill(pending_.begin(), pending_.end(), 0);
+    const double unit = std::exchange(unit_, 0);
+    for (std::size_t b = 0; b < num_blocks(); ++b) refresh_block(b);
+    if (unit > 0) smooth(unit);
 }
 
-void Timeline::apply_memory(int sign) {
+std::int64_t BlockMemory::peak() const {
+    return std::max<Size>(0, largest(maximum_.data(), static_cast<Size>(maximum_.size())));
+}
+
+std::int32_t BlockMemory::peak_slot() const {
+    const auto best = std::max_element(maximum_.begin(), maximum_.end());
+    auto t = static_cast<std::int32_t>((best - maximum_.begin()) << block_bits_);
+    while (at(t) != *best) ++t;
+    return t;
+}
+
+Excess BlockMemory::excess_change(std::span<const MemorySegment> segments, Lines lines) const {
+    const View view{memory_.data(), pending_.data(), maximum_.data(), block_bits_};
+    return sum_above(view, segments, lines.soft, lines.hard);
+}
+
+bool BlockMemory::may_gain(std::int32_t first, std::int32_t stop, std::int64_t size, Lines lines,
+                           double soft_weight, double wanted, double& gain) const {
+    while (first < stop) {
+        const std::int32_t block = first >> block_bits_;
+        const std::int32_t next = std::min(stop, (block + 1) << block_bits_);
+        if (const std::int64_t most = maximum_[idx(block)]; most > lines.soft) {
+            const auto soft = static_cast<double>(std::min(size, most - lines.soft));
+            const auto hard =
+                static_cast<double>(std::clamp<std::int64_t>(most - lines.hard, 0, size));
+            gain += static_cast<double>(next - first) * (soft_weight * soft + hard);
+            if (gain >= wanted) return true;
+        }
+        first = next;
+    }
+    return false;
+}
+
+void BlockMemory::add(std::span<const MemorySegment> segments, int sign) {
     // Segments come in order, several to a block: its maximum is found once, after the last.
     std::size_t stale = no_block;
-    for (const MemorySegment& s : segments_) add_range(s.first, s.last, sign * s.change, stale);
+    for (const MemorySegment& s : segments) add_range(s.first, s.last, sign * s.change, stale);
     if (stale != no_block) refresh_block(stale);
 }
 
-void Timeline::add_range(Slot first, Slot last, std::int64_t change, std::size_t& stale) {
-    const Slot size = 1 << block_bits_;
+void BlockMemory::add_range(std::int32_t first, std::int32_t last, std::int64_t change, std::size_t& stale) {
+    const std::int32_t size = 1 << block_bits_;
     while (first <= last) {
         const auto block = idx(first >> block_bits_);
-        const auto start = static_cast<Slot>(block << block_bits_);
-        const Slot stop = std::min(last, start + size - 1);
+        const auto start = static_cast<std::int32_t>(block << block_bits_);
+        const std::int32_t stop = std::min(last, start + size - 1);
         if (first == start && stop == start + size - 1) {
             pending_[block] += change;
             maximum_[block] += change;
             if (unit_ > 0) weight_[block] *= std::exp2(static_cast<double>(change) / unit_);
         } else {
-            for (Slot t = first; t <= stop; ++t) memory_[idx(t)] += change;
+            for (std::int32_t t = first; t <= stop; ++t) memory_[idx(t)] += change;
             if (stale != block && stale != no_block) refresh_block(stale);
             stale = block;
         }
@@ -138,13 +152,13 @@ void Timeline::add_range(Slot first, Slot last, std::int64_t change, std::size_t
     }
 }
 
-void Timeline::refresh_block(std::size_t block) {
+void BlockMemory::refresh_block(std::size_t block) {
     const std::int64_t* first = memory_.data() + (block << block_bits_);
-    maximum_[block] = largest(first, 1 << block_bits_) + pending_[block];
+    maximum_[block] = largest(first, Size{1} << block_bits_) + pending_[block];
     if (unit_ > 0) refresh_weight(block);
 }
 
-void Timeline::refresh_weight(std::size_t block) {
+void BlockMemory::refresh_weight(std::size_t block) {
     const std::size_t first = block << block_bits_, stop = (block + 1) << block_bits_;
     const double base = static_cast<double>(pending_[block]) - smooth_base_;
     double sum = 0;
@@ -154,20 +168,17 @@ void Timeline::refresh_weight(std::size_t block) {
     weight_[block] = sum;
 }
 
-void Timeline::smooth(double unit) {
+void BlockMemory::smooth(double unit) {
     unit_ = unit;
-    rebuild_smooth();
-}
-
-void Timeline::rebuild_smooth() {
     smooth_base_ = static_cast<double>(peak());
-    weight_.assign(maximum_.size(), 0);
-    for (std::size_t b = 0; b < weight_.size(); ++b) refresh_weight(b);
+    for (std::size_t b = 0; b < num_blocks(); ++b) refresh_weight(b);
 }
 
-double Timeline::smooth_peak() const {
-    double sum = 0;
-    for (double w : weight_) sum += w;
+double BlockMemory::smooth_peak() const {
+    std::array<double, 8> sums{};  // side by side: each addition waits for the one before
+    for (std::size_t b = 0; b < weight_.size(); b += sums.size())
+        for (std::size_t k = 0; k < sums.size(); ++k) sums[k] += weight_[b + k];
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
     return smooth_base_ + unit_ * std::log2(std::max(sum, 1e-300));
 }
 

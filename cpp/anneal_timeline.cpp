@@ -42,10 +42,7 @@ Timeline::Timeline(const Problem& problem, std::int64_t budget)
 void Timeline::load(std::span<const Id> schedule) {
     constexpr Slot spacing = 2;
     num_steps_ = schedule.size();
-    const auto wanted = static_cast<Slot>(num_steps_ + 16) * spacing;
-    block_bits_ = 5;
-    while ((wanted >> block_bits_) > (8 << block_bits_)) ++block_bits_;
-    num_slots_ = ((wanted >> block_bits_) + 1) << block_bits_;
+    num_slots_ = memory_.resize(static_cast<Slot>(num_steps_ + 16) * spacing);
     slots_.assign(idx(num_slots_), none);
     std::fill(runs_.begin(), runs_.end(), 0);
     std::fill(repeated_place_.begin(), repeated_place_.end(), -1);
@@ -99,20 +96,6 @@ void Timeline::set_soft(std::int64_t line) {
 
 // --- reading ------------------------------------------------------------------------------------
 
-std::int64_t Timeline::peak() const {
-    std::int64_t best = 0;
-    for (std::int64_t m : maximum_) best = std::max(best, m);
-    return best;
-}
-
-Slot Timeline::peak_slot() const {
-    const auto best = std::max_element(maximum_.begin(), maximum_.end());
-    const auto block = static_cast<Slot>(best - maximum_.begin());
-    for (Slot t = block << block_bits_; t < (block + 1) << block_bits_; ++t)
-        if (memory_at(t) == *best) return t;
-    return none;
-}
-
 void Timeline::write(std::vector<Id>& schedule) const {
     schedule.clear();
     schedule.reserve(num_steps_);
@@ -152,18 +135,9 @@ bool Timeline::may_gain(double wanted, Id op, Slot t, double soft_weight) const 
     double gain = 0;
     for (Id v : p_.outputs[op]) {
         const std::int64_t size = p_.size_of(v);
-        for (Slot first = last_read_before(v, t) + 1; first < t;) {
-            const Slot block = first >> block_bits_;
-            const Slot stop = std::min(t, (block + 1) << block_bits_);
-            if (const std::int64_t most = maximum_[idx(block)]; most > soft_line_) {
-                const auto soft = static_cast<double>(std::min(size, most - soft_line_));
-                const auto hard = static_cast<double>(
-                    std::clamp<std::int64_t>(most - budget_, 0, size));
-                gain += static_cast<double>(stop - first) * (soft_weight * soft + hard);
-                if (gain >= wanted) return true;
-            }
-            first = stop;
-        }
+        if (memory_.may_gain(last_read_before(v, t) + 1, t, size, {soft_line_, budget_}, soft_weight,
+                             wanted, gain))
+            return true;
     }
     return gain >= wanted;
 }
@@ -174,6 +148,48 @@ int Timeline::num_reads(Id v, Slot t) const {
     int count = 0;
     for (; k < list.size() && !is_made(list[k]); ++k) ++count;
     return count;
+}
+
+// --- memory ---------------------------------------------------------------------------------------
+
+void Timeline::count_excess() {
+    excess_ = soft_ = 0;
+    for (Slot t = 0; t < num_slots_; ++t)
+        if (op_at(t) >= 0) {
+            excess_ += over(memory_at(t), budget_);
+            soft_ += over(memory_at(t), soft_line_);
+        }
+}
+
+void Timeline::rebuild_memory() {
+    std::vector<std::int64_t> delta(idx(num_slots_) + 1, 0);
+    for (Id v = 0; v < p_.num_values(); ++v) {
+        const auto list = events(v);
+        if (list.empty()) continue;
+        intervals(v, list, true, new_intervals_, false);
+        for (std::size_t k = 0; k < new_intervals_.count; ++k) {
+            delta[idx(new_intervals_.room[k].first)] += p_.size_of(v);
+            delta[idx(new_intervals_.room[k].last) + 1] -= p_.size_of(v);
+        }
+    }
+    std::vector<std::int64_t> memory(idx(num_slots_));
+    std::int64_t live = 0, largest = 0;
+    for (Slot t = 0; t < num_slots_; ++t) {
+        live += delta[idx(t)];
+        const Id op = op_at(t);
+        memory[idx(t)] = live + (op >= 0 ? p_.workspace[idx(op)] : -empty_offset);
+        largest = std::max(largest, memory[idx(t)]);
+    }
+    // The excess of all slots together stays below 2^62.
+    std::int64_t total = largest;
+    for (Id v = 0; v < p_.num_values(); ++v)
+        if (p_.producer_of(v) >= 0) total += p_.size_of(v);
+    shift_ = 0;
+    while (((total >> shift_) + 1) > (std::int64_t{1} << 61) / (std::int64_t{num_slots_} + 1))
+        ++shift_;
+    round_ = (std::int64_t{1} << shift_) - 1;
+    memory_.assign(memory);
+    count_excess();
 }
 
 // --- event lists --------------------------------------------------------------------------------

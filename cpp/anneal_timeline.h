@@ -9,15 +9,10 @@
 //   it is the last copy of a target or was read by the loss op and is held; and not at its last
 //   read, where the reader may write its output over it (`inplace`);
 // - an empty slot is pushed far below zero, so that it neither peaks nor counts as excess.
-//
-// Memory is an array over slots in blocks, each with a pending addition and its maximum. A range
-// touches its two border blocks slot by slot and the blocks between once each; what lies below
-// the budget before and after is settled by the block's maximum alone. For the few thousand slots
-// of a real schedule this beats a binary segment tree, whose nodes depend on one another.
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -30,9 +25,15 @@ using Slot = std::int32_t;
 
 class Timeline {
    public:
-    static constexpr std::int64_t empty_offset = std::int64_t{1} << 61;
+    static constexpr std::int64_t empty_offset = 2 * BlockMemory::empty_below;
     static constexpr Slot none = -1;
     static constexpr std::size_t max_changes = 96;
+
+    struct Change {
+        Id op;
+        Slot slot;
+        bool add;
+    };
 
     Timeline(const Problem& problem, std::int64_t budget);
 
@@ -47,18 +48,19 @@ class Timeline {
     std::int64_t cost() const { return cost_; }
     std::int64_t excess() const { return excess_; }  // sum over steps of what exceeds the budget
     std::int64_t soft() const { return soft_; }      // the same above the soft line
-    std::int64_t peak() const;
+    std::int64_t peak() const { return memory_.peak(); }
     std::int64_t budget() const { return budget_; }
     std::int64_t soft_line() const { return soft_line_; }
     Slot num_slots() const { return num_slots_; }
     std::size_t num_steps() const { return num_steps_; }
+    std::span<const Id> slots() const { return slots_; }  // an op, or less than zero
     Id op_at(Slot t) const { return slots_[static_cast<std::size_t>(t)]; }
     std::int32_t runs(Id op) const { return runs_[static_cast<std::size_t>(op)]; }
     std::span<const Id> repeated() const { return repeated_; }  // ops that stand more than once
     void write(std::vector<Id>& schedule) const;
     std::vector<std::int64_t> memory() const;  // per step, in order
-    std::int64_t memory_at(Slot t) const;
-    Slot peak_slot() const;  // a slot at the peak
+    std::int64_t memory_at(Slot t) const { return memory_.at(t); }
+    Slot peak_slot() const { return memory_.peak_slot(); }
 
     // --- where a value is made and read ---------------------------------------------------------
     Slot made_before(Id v, Slot t) const;       // the copy that a step at t would read
@@ -74,6 +76,7 @@ class Timeline {
     bool full(std::size_t more) const { return changes_.size() + more > max_changes; }
     bool planned(Slot t) const;  // already part of the move
     bool inside(Slot low, Slot high) const;  // the whole move lies in [low, high)
+    std::span<const Change> changes() const { return changes_; }
     void take(Slot t);
     void put(Id op, Slot t);
     Slot free_before(Slot t, Slot low) const;  // the nearest empty slot in (low, t), or `none`
@@ -86,7 +89,7 @@ class Timeline {
     // False: some step would read what nothing has made. Runs that the move leaves without a reader
     // are removed with it, so the cost is known only now.
     bool settle();
-    // After settle: what the move does to memory.
+    // After settle: what the move does to the excess. Commit wants it.
     void measure();
     bool evaluate() {
         if (!settle()) return false;
@@ -98,12 +101,11 @@ class Timeline {
     void commit();
     void abandon();
 
-    // The memory part of an evaluated move, done and undone: for objectives that need the peak.
-    void apply_memory(int sign);
+    // The memory part of a settled move, done and undone: for objectives that need the peak.
+    void apply_memory(int sign) { memory_.add(segments_, sign); }
 
-    // Smooth peak: log2 of the sum over steps of 2^(memory / unit), in size units (C.2 of FastSA).
-    void smooth(double unit);
-    double smooth_peak() const;
+    void smooth(double unit) { memory_.smooth(unit); }
+    double smooth_peak() const { return memory_.smooth_peak(); }
 
     bool consistent() const;  // everything above equals a full simulation
 
@@ -112,11 +114,6 @@ class Timeline {
     struct List {
         std::uint32_t at = 0, length = 0, room = 0;
         std::uint32_t copies = 0;  // how many of the events are `made`; the first always is
-    };
-    struct Change {
-        Id op;
-        Slot slot;
-        bool add;
     };
     struct Touched {
         Id value;
@@ -179,12 +176,8 @@ class Timeline {
     std::int64_t over(std::int64_t memory, std::int64_t line) const {
         return memory > line ? (memory - line + round_) >> shift_ : 0;
     }
-    void add_range(Slot first, Slot last, std::int64_t change, std::size_t& stale);
-    void refresh_block(std::size_t block);
-    void refresh_weight(std::size_t block);
     void count_excess();
     void rebuild_memory();
-    void rebuild_smooth();
     void set_runs(Id op, std::int32_t change);
 
     const Problem& p_;
@@ -204,16 +197,7 @@ class Timeline {
     std::vector<std::int32_t> repeated_place_;
     std::vector<List> lists_;
     std::vector<std::int32_t> pool_;
-
-    int block_bits_ = 5;
-    std::vector<std::int64_t> memory_;   // per slot, without the block's pending addition
-    std::vector<std::int64_t> pending_;  // per block
-    std::vector<std::int64_t> maximum_;  // per block, pending addition included
-    double unit_ = 0;                    // of the smooth peak; 0: not kept
-    double smooth_base_ = 0;
-    std::vector<double> weight_;         // per block: sum of 2^((memory - base) / unit)
-
-    static constexpr std::size_t no_block = std::numeric_limits<std::size_t>::max();
+    BlockMemory memory_;
 
     std::vector<Change> changes_;
     std::vector<Touched> touched_;
@@ -248,11 +232,6 @@ inline std::size_t Timeline::position(std::span<const std::int32_t> list,
     std::size_t k = 0;
     for (std::int32_t e : list) k += e < event;
     return k;
-}
-
-inline std::int64_t Timeline::memory_at(Slot t) const {
-    return memory_[static_cast<std::size_t>(t)] +
-           pending_[static_cast<std::size_t>(t >> block_bits_)];
 }
 
 inline Slot Timeline::made_before(Id v, Slot t) const {

@@ -348,20 +348,21 @@ NB_MODULE(_native, m) {
     m.def("exact_bits", &exact_bits, "problem"_a);
     m.def(
         "solve_exact",
-        [](const Problem& problem, std::int64_t budget, double time_limit_s) {
+        [](const Problem& problem, std::int64_t budget, double time_limit_s, std::int64_t below,
+           std::size_t max_states) {
             Control control;
             limit(control, time_limit_s);
             Exact answer;
             {
                 nb::gil_scoped_release release;
-                answer = solve_exact(problem, budget, control);
+                answer = solve_exact(problem, budget, {below, max_states}, control);
             }
             if (control.was_interrupted) raise_interrupt();
             return std::tuple(answer.finished, answer.feasible, std::move(answer.schedule));
         },
-        "problem"_a, "budget"_a, "time_limit_s"_a,
-        "The optimum over all schedules of a tiny problem: (finished, feasible, schedule). "
-        "Raises KeyboardInterrupt.");
+        "problem"_a, "budget"_a, "time_limit_s"_a, "below"_a = -1, "max_states"_a = 1'000'000,
+        "The optimum over all schedules of a small problem, of those that cost less than `below` "
+        "where that is not -1: (finished, feasible, schedule). Raises KeyboardInterrupt.");
 
     nb::enum_<Objective>(m, "Objective")
         .value("area", Objective::area)

@@ -20,7 +20,7 @@ constexpr std::size_t made_again = std::size_t{1} << 63;
 }  // namespace
 
 EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
-    : p(problem), order_(order) {
+    : p(problem), order_(order), missing_(problem) {
     const auto num_values = idx(p.num_values());
     use_start_.assign(num_values + 1, 0);
     std::vector<std::uint8_t> made(num_values, 0);
@@ -55,7 +55,6 @@ EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
         for (Id v : p.outputs[op]) need = std::max(need, last_need_[idx(v)]);
         for (Id v : p.inputs[op]) last_need_[idx(v)] = std::max(last_need_[idx(v)], need);
     }
-    seen_.assign(idx(p.num_ops()), 0);
 }
 
 void EvictWalk::reset() {
@@ -344,34 +343,12 @@ double EvictWalk::score(Id v) {
     if (next == never && !helps_missing(v)) return -1;
     const double wait = next == never ? 2.0 * static_cast<double>(order_.size())
                                       : static_cast<double>(next - std::min(next, now_)) + 1.0;
-    if (projected_[idx(v)] < 0) projected_[idx(v)] = projected_cost(v);
+    if (projected_[idx(v)] < 0) projected_[idx(v)] = missing_.of(v, live_, 24) + 1e-9;
     double value = projected_[idx(v)];
     if (policy_->cost_power != 1.0) value = std::pow(value, policy_->cost_power);
     value /= static_cast<double>(p.size_of(v)) *
              (policy_->wait_power == 1.0 ? wait : std::pow(wait, policy_->wait_power));
     return policy_->weight.empty() ? value : value * policy_->weight[idx(v)];
-}
-
-// What it costs to bring v back: its producer and the missing ancestors, up to a bound.
-double EvictWalk::projected_cost(Id v) {
-    ++stamp_;
-    todo_.clear();
-    double total = 0;
-    int visits = 24;
-    auto visit = [&](Id op) {
-        if (seen_[idx(op)] == stamp_) return;
-        seen_[idx(op)] = stamp_;
-        total += static_cast<double>(p.cost_of(op));
-        todo_.push_back(op);
-    };
-    visit(p.producer_of(v));
-    while (!todo_.empty() && visits-- > 0) {
-        const Id op = todo_.back();
-        todo_.pop_back();
-        for (Id w : p.inputs[op])
-            if (!live_[idx(w)]) visit(p.producer_of(w));
-    }
-    return total + 1e-9;
 }
 
 Eviction evict(const Problem& problem, std::span<const Id> order, std::int64_t limit,

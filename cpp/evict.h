@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "control.h"
+#include "missing.h"
 #include "problem.h"
 
 namespace rekindle {
@@ -64,7 +65,6 @@ class EvictWalk {
     bool can_release(Id v, bool anyway) const;
     Id choose();
     double score(Id v);
-    double projected_cost(Id v);
     void changed(Id v);
     std::size_t next_use(Id v, std::size_t after);
     bool helps_missing(Id v) const;
@@ -92,10 +92,9 @@ class EvictWalk {
     std::vector<std::size_t> place_;  // position in alive_
     std::vector<double> projected_;   // what it costs to bring a live value back; < 0: not known
     std::vector<Entry> victims_;      // the next ones to go, worst first
-    std::vector<std::uint32_t> seen_;
-    std::uint32_t stamp_ = 0;
     std::vector<Id> todo_, dying_;
     std::vector<Frame> stack_;
+    MissingCost missing_;
 };
 
 Eviction evict(const Problem& problem, std::span<const Id> order, std::int64_t limit,

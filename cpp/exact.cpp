@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <queue>
+#include <tuple>
+#include <unordered_map>
 
 #include "simulate.h"
 
@@ -11,14 +13,199 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-using State = std::uint32_t;
+using State = std::uint64_t;
 
 struct Step {
-    State reads, makes, once;  // `once`: the bit of this op if it may run only once
-    State pinned;              // values that may not be dropped once this op has run
-    std::int64_t fresh;        // outputs and workspace
-    std::int64_t cost;
+    State reads = 0, makes = 0, once = 0;  // `once`: the bit of this op if it may run only once
+    std::int64_t workspace = 0, cost = 0;
     std::vector<std::pair<State, State>> inplace;  // input bit, output bit
+};
+
+constexpr std::size_t most_reaches = 8;  // of a state; most are reached in a few ways
+
+struct Mix {
+    std::size_t operator()(State x) const {
+        x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15ULL;
+        return static_cast<std::size_t>(x ^ (x >> 29));
+    }
+};
+
+class Search {
+   public:
+    Search(const Problem& problem, std::int64_t budget, const ExactLimits& limits)
+        : p_(problem), budget_(budget), limits_(limits), steps_(idx(problem.num_ops())) {
+        std::vector<State> bit_of(idx(p_.num_values()), 0);
+        int bit = 0;
+        for (Id v = 0; v < p_.num_values(); ++v)
+            if (p_.producer_of(v) >= 0) {
+                bit_of[idx(v)] = State{1} << bit++;
+                size_.push_back(p_.size_of(v));
+            }
+        auto set_of = [&](std::span<const Id> values) {
+            State set = 0;
+            for (Id v : values) set |= bit_of[idx(v)];
+            return set;
+        };
+        values_ = bit == 64 ? ~State{0} : (State{1} << bit) - 1;
+        goal_ = set_of(p_.targets);
+        held_ = set_of(p_.held);
+        for (Id i = 0; i < p_.num_ops(); ++i) {
+            Step& s = steps_[idx(i)];
+            s.reads = set_of(p_.inputs[i]);
+            s.makes = set_of(p_.outputs[i]);
+            if (p_.is_once(i)) goal_ |= s.once = State{1} << bit++;
+            if (i == p_.loss) loss_ = s.once;
+            s.workspace = p_.workspace[idx(i)];
+            s.cost = p_.cost_of(i);
+            const auto pairs = p_.inplace[i];
+            for (std::size_t k = 0; k < pairs.size(); k += 2)
+                s.inplace.emplace_back(bit_of[idx(pairs[k])], bit_of[idx(pairs[k + 1])]);
+        }
+    }
+
+    Exact run(Control& control) {
+        Exact answer;
+        reach(0, 0, 0, -1);
+        while (!queue_.empty()) {
+            if ((++count_ & 255) == 0 && control.expired()) return answer;
+            if (nodes_.size() > limits_.max_states || too_many()) return answer;
+            const auto [total, minus_cost, at] = queue_.top();
+            queue_.pop();
+            const Node node = nodes_[at];
+            if (node.closed || -minus_cost != node.cost) continue;
+            nodes_[at].closed = true;
+            if ((node.state & goal_) == goal_) {
+                answer.finished = answer.feasible = true;
+                for (const Node* n = &nodes_[at]; n->op >= 0; n = &nodes_[n->from])
+                    answer.schedule.push_back(n->op);
+                std::reverse(answer.schedule.begin(), answer.schedule.end());
+                return answer;
+            }
+            for (Id i = 0; i < p_.num_ops(); ++i) expand(node, at, i);
+        }
+        answer.finished = !too_many();
+        return answer;
+    }
+
+   private:
+    struct Node {
+        State state;
+        std::int64_t cost;
+        std::size_t from;  // the node before; of the first, itself
+        Id op;             // that led here; of the first, -1
+        bool closed;
+    };
+    struct Drop {
+        State bit;
+        std::int64_t saves;
+    };
+
+    bool too_many() const { return reached_ > most_reaches * limits_.max_states; }
+
+    std::int64_t bytes(State set) const {
+        std::int64_t sum = 0;
+        for (set &= values_; set != 0; set &= set - 1)
+            sum += size_[static_cast<std::size_t>(std::countr_zero(set))];
+        return sum;
+    }
+
+    // The cost of what must still run. Ops are listed after what they read.
+    std::int64_t remainder(State state) const {
+        State missing = goal_ & ~state;
+        std::int64_t cost = 0;
+        for (std::size_t i = steps_.size(); i-- > 0;) {
+            const Step& s = steps_[i];
+            if (((s.makes | s.once) & missing) == 0) continue;
+            cost += s.cost;
+            missing |= s.reads & ~state;
+        }
+        return cost;
+    }
+
+    void reach(State state, std::int64_t cost, std::size_t from, Id op) {
+        ++reached_;
+        const auto known = known_.find(state);
+        if (known != known_.end() && nodes_[known->second].cost <= cost) return;
+        const std::int64_t total = cost + remainder(state);
+        if (limits_.below >= 0 && total >= limits_.below) return;
+        std::size_t at = nodes_.size();
+        if (known == known_.end()) {
+            known_.emplace(state, at);
+            nodes_.push_back({state, cost, from, op, false});
+        } else {
+            at = known->second;
+            nodes_[at].cost = cost;
+            nodes_[at].from = from;
+            nodes_[at].op = op;
+        }
+        queue_.emplace(total, -cost, at);
+    }
+
+    void expand(const Node& node, std::size_t at, Id i) {
+        const Step& s = steps_[idx(i)];
+        const State state = node.state;
+        if ((state & s.reads) != s.reads || (s.once & state) != 0) return;
+        // Making again what is live is never needed; it only costs.
+        if (((s.makes | s.once) & ~state) == 0) return;
+        const std::int64_t lacking = bytes(state | s.makes) + s.workspace - budget_;
+        after_ = state | s.makes | s.once;
+        cost_ = node.cost + s.cost;
+        from_ = at;
+        op_ = i;
+        if (lacking <= 0) {
+            reach(after_, cost_, from_, op_);
+            return;
+        }
+        State pinned = (loss_ != 0 && (state & loss_) != 0) ? held_ : 0;
+        if (i == p_.loss) pinned |= held_;
+        drops_.clear();
+        State rest = state & values_ & ~pinned & ~s.reads & ~s.makes;
+        for (; rest != 0; rest &= rest - 1) {
+            const State bit = rest & (~rest + 1);
+            if (bytes(bit) > 0) drops_.push_back({bit, bytes(bit)});
+        }
+        for (const auto& [in, out] : s.inplace)
+            if ((in & pinned) == 0 && bytes(out) > 0) drops_.push_back({in, bytes(out)});
+        std::sort(drops_.begin(), drops_.end(),
+                  [](const Drop& a, const Drop& b) { return a.saves > b.saves; });
+        left_.assign(drops_.size() + 1, 0);
+        for (std::size_t k = drops_.size(); k-- > 0;) left_[k] = left_[k + 1] + drops_[k].saves;
+        drop_from(0, 0, lacking);
+    }
+
+    // Adds every smallest set of drops from the k-th on that saves what is lacking. They come in
+    // falling order of what they save, so a set is smallest if it lacked something before the last.
+    void drop_from(std::size_t k, State gone, std::int64_t lacking) {
+        if (too_many()) return;
+        if (lacking <= 0) {
+            reach(after_ & ~gone, cost_, from_, op_);
+            return;
+        }
+        for (; k < drops_.size() && left_[k] >= lacking; ++k)
+            drop_from(k + 1, gone | drops_[k].bit, lacking - drops_[k].saves);
+    }
+
+    const Problem& p_;
+    std::int64_t budget_;
+    ExactLimits limits_;
+    std::vector<Step> steps_;
+    std::vector<std::int64_t> size_;  // per bit of a value
+    State values_ = 0, goal_ = 0, held_ = 0, loss_ = 0;
+
+    std::vector<Node> nodes_;
+    std::unordered_map<State, std::size_t, Mix> known_;
+    using Item = std::tuple<std::int64_t, std::int64_t, std::size_t>;  // total, -cost, node
+    std::priority_queue<Item, std::vector<Item>, std::greater<>> queue_;
+    std::int64_t count_ = 0;
+    std::size_t reached_ = 0;
+
+    // The step that is being expanded.
+    std::vector<Drop> drops_;
+    std::vector<std::int64_t> left_;  // what all drops from the k-th on save
+    State after_ = 0;
+    std::int64_t cost_ = 0;
+    std::size_t from_ = 0;
+    Id op_ = -1;
 };
 
 }  // namespace
@@ -34,117 +221,10 @@ int exact_bits(const Problem& p) {
     return bits;
 }
 
-Exact solve_exact(const Problem& p, std::int64_t budget, Control& control) {
-    Exact answer;
-    const int bits = exact_bits(p);
-    if (bits > max_exact_bits) return answer;
-    std::vector<State> bit_of(idx(p.num_values()), 0);
-    std::vector<std::int64_t> size_of_bit;
-    State next_bit = 1;
-    for (Id v = 0; v < p.num_values(); ++v)
-        if (p.producer_of(v) >= 0) {
-            bit_of[idx(v)] = next_bit;
-            size_of_bit.push_back(p.size_of(v));
-            next_bit <<= 1U;
-        }
-    const State all_values = next_bit - 1;
-    auto set_of = [&](std::span<const Id> values) {
-        State set = 0;
-        for (Id v : values) set |= bit_of[idx(v)];
-        return set;
-    };
-    State goal = set_of(p.targets), held = set_of(p.held), loss_bit = 0;
-    std::vector<Step> steps(idx(p.num_ops()));
-    for (Id i = 0; i < p.num_ops(); ++i) {
-        Step& s = steps[idx(i)];
-        s.reads = set_of(p.inputs[i]);
-        s.makes = set_of(p.outputs[i]);
-        s.once = 0;
-        if (p.is_once(i)) {
-            s.once = next_bit;
-            goal |= next_bit;
-            next_bit <<= 1U;
-        }
-        if (i == p.loss) loss_bit = s.once;
-        s.fresh = p.workspace[idx(i)];
-        s.cost = p.cost_of(i);
-        const auto pairs = p.inplace[i];
-        for (std::size_t k = 0; k < pairs.size(); k += 2)
-            s.inplace.emplace_back(bit_of[idx(pairs[k])], bit_of[idx(pairs[k + 1])]);
-    }
-    auto bytes = [&](State set) {
-        std::int64_t sum = 0;
-        for (set &= all_values; set != 0; set &= set - 1)
-            sum += size_of_bit[static_cast<std::size_t>(std::countr_zero(set))];
-        return sum;
-    };
-
-    // Distances and how each state was reached: an op, or -2 for a drop.
-    constexpr std::int64_t far = -1;
-    const std::size_t num_states = std::size_t{1} << static_cast<unsigned>(bits);
-    std::vector<std::int64_t> distance(num_states, far);
-    std::vector<State> from(num_states, 0);
-    std::vector<Id> by(num_states, -1);
-    using Item = std::pair<std::int64_t, State>;
-    std::priority_queue<Item, std::vector<Item>, std::greater<>> queue;
-    auto reach = [&](State state, std::int64_t cost, State previous, Id op) {
-        if (distance[state] != far && distance[state] <= cost) return;
-        distance[state] = cost;
-        from[state] = previous;
-        by[state] = op;
-        queue.emplace(cost, state);
-    };
-    reach(0, 0, 0, -1);
-    std::int64_t count = 0;
-    State end = 0;
-    bool found = false;
-    while (!queue.empty()) {
-        if ((++count & 1023) == 0 && control.expired()) return answer;
-        const auto [cost, state] = queue.top();
-        queue.pop();
-        if (cost != distance[state]) continue;
-        if ((state & goal) == goal) {
-            found = true;
-            end = state;
-            break;
-        }
-        const State pinned = (loss_bit != 0 && (state & loss_bit) != 0) ? held : 0;
-        for (State rest = state & all_values & ~pinned; rest != 0; rest &= rest - 1)
-            reach(state & ~(rest & (~rest + 1)), cost, state, -2);
-        const std::int64_t live = bytes(state);
-        for (Id i = 0; i < p.num_ops(); ++i) {
-            const Step& s = steps[idx(i)];
-            if ((state & s.reads) != s.reads || (s.once & state) != 0) continue;
-            // Making again what is live is never needed; it only costs.
-            if ((s.makes & ~state) == 0) continue;
-            const std::int64_t need = live + bytes(s.makes & ~state) + s.fresh;
-            const State after = state | s.makes | s.once;
-            if (need <= budget) reach(after, cost + s.cost, state, i);
-            // Each subset of the in-place inputs may go with the step.
-            const std::size_t subsets = std::size_t{1} << s.inplace.size();
-            for (std::size_t k = 1; k < subsets; ++k) {
-                State gone = 0;
-                std::int64_t saved = 0;
-                bool allowed = true;
-                for (std::size_t j = 0; j < s.inplace.size(); ++j) {
-                    if (((k >> j) & 1U) == 0) continue;
-                    const auto [in, out] = s.inplace[j];
-                    const State kept = pinned | (i == p.loss ? held : 0);
-                    allowed = allowed && (kept & in) == 0;
-                    gone |= in;
-                    saved += bytes(out);
-                }
-                if (allowed && need - saved <= budget)
-                    reach(after & ~gone, cost + s.cost, state, i);
-            }
-        }
-    }
-    answer.finished = true;
-    answer.feasible = found;
-    for (State state = end; found && by[state] != -1; state = from[state])
-        if (by[state] >= 0) answer.schedule.push_back(by[state]);
-    std::reverse(answer.schedule.begin(), answer.schedule.end());
-    return answer;
+Exact solve_exact(const Problem& p, std::int64_t budget, const ExactLimits& limits,
+                  Control& control) {
+    if (exact_bits(p) > max_exact_bits) return {};
+    return Search(p, budget, limits).run(control);
 }
 
 }  // namespace rekindle

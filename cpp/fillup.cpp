@@ -4,6 +4,7 @@
 #include <queue>
 #include <tuple>
 
+#include "missing.h"
 #include "simulate.h"
 
 namespace rekindle {
@@ -16,7 +17,7 @@ constexpr std::int64_t never = -1;
 class Replay {
    public:
     Replay(const Problem& problem, std::span<const Id> sequence, std::int64_t limit, Keep keep)
-        : p(problem), sequence_(sequence), limit_(limit), keep_(keep) {
+        : p(problem), sequence_(sequence), limit_(limit), keep_(keep), missing_(problem) {
         const auto num_values = idx(p.num_values());
         live_.assign(num_values, 0);
         held_.assign(num_values, 0);
@@ -24,7 +25,6 @@ class Replay {
         wanted_.assign(num_values, never);
         version_.assign(num_values, 0);
         queued_.assign(num_values, 0);
-        seen_.assign(idx(p.num_ops()), 0);
         look_ahead();
     }
 
@@ -161,31 +161,9 @@ class Replay {
         const auto bytes = static_cast<double>(p.size_of(v));
         if (keep_ == Keep::cost_per_byte)
             return static_cast<double>(p.cost_of(p.producer_of(v))) / bytes;
-        const double chain = chain_cost(v) / bytes;
+        const double chain = missing_.of(v, live_, 32) / bytes;
         if (keep_ == Keep::chain_per_byte) return chain;
         return chain / static_cast<double>(std::max<std::int64_t>(1, wanted_[idx(v)] - now_));
-    }
-
-    // What it costs to bring v back: its op and the missing ancestors, up to a bound.
-    double chain_cost(Id v) {
-        ++stamp_;
-        todo_.clear();
-        double total = 0;
-        int left = 32;
-        auto visit = [&](Id op) {
-            if (seen_[idx(op)] == stamp_) return;
-            seen_[idx(op)] = stamp_;
-            total += static_cast<double>(p.cost_of(op));
-            todo_.push_back(op);
-        };
-        visit(p.producer_of(v));
-        while (!todo_.empty() && left-- > 0) {
-            const Id op = todo_.back();
-            todo_.pop_back();
-            for (Id w : p.inputs[op])
-                if (!live_[idx(w)]) visit(p.producer_of(w));
-        }
-        return total;
     }
 
     using Entry = std::tuple<double, Id, std::uint32_t>;
@@ -203,9 +181,7 @@ class Replay {
     std::vector<std::size_t> start_;
     std::vector<std::int64_t> last_read_, next_want_;
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
-    std::vector<std::uint32_t> seen_;
-    std::uint32_t stamp_ = 0;
-    std::vector<Id> todo_;
+    MissingCost missing_;
 };
 
 std::vector<Id> first_runs_only(const Problem& p, std::span<const Id> sequence) {

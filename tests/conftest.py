@@ -1,10 +1,12 @@
 """Settings of all tests."""
 
+import gc
 import importlib.util
 import os
 import signal
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,27 @@ INSTANCES = Path(__file__).parent / "instances"
 def instances() -> Path:
     """The folder of the public instances."""
     return INSTANCES
+
+
+@pytest.fixture
+def ctrl_c_after() -> Iterator[Callable[[float], None]]:
+    """Presses Ctrl-C so many seconds from now.
+
+    Python drops an exception that arises in a callback of the garbage collector, and hypothesis
+    has one there: it would swallow the interrupt of a test that happens to collect just then.
+    """
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    timers: list[threading.Timer] = []
+
+    def press(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)))
+        timers[-1].start()
+
+    yield press
+    for timer in timers:
+        timer.join()
+    gc.callbacks.extend(callbacks)
 
 
 torchvision_on_cpu.install()

@@ -1,6 +1,7 @@
 """`auto` in 30 s on two cores beside the solvers of the papers, ten minutes and one core each.
 
     python benchmarks/auto/side_by_side.py --jobs 16 --seconds 540 --deadline 580
+    python benchmarks/auto/side_by_side.py --rows resnet101:0.2,fno3d:0.6:hiremate+fastsa
     python benchmarks/auto/side_by_side.py --table          # print what is stored
 
 One process for each (problem, budget, solver), bound to its own cores, so that a library cannot
@@ -190,16 +191,27 @@ def missing_cases(args: argparse.Namespace, records: list[Record]) -> list[Case]
             and r["elapsed_s"] < 0.9 * r["limit_s"]
         )
         done[key] = max(done.get(key, 0.0), float("inf") if enough else r["limit_s"])
-    solvers = args.solvers.split(",")
     cases = []
-    for problem in args.problems.split(","):
-        for budget in map(float, args.budgets.split(",")):
-            for solver in sorted(solvers, key=lambda name: name == "auto"):
-                limit = args.auto_seconds if solver == "auto" else args.seconds
-                case = Case(problem, budget, solver, limit)
-                if done.get(case.key, 0.0) < limit:
-                    cases.append(case)
+    for problem, budget, solvers in asked_rows(args):
+        for solver in sorted(solvers, key=lambda name: name == "auto"):
+            limit = args.auto_seconds if solver == "auto" else args.seconds
+            case = Case(problem, budget, solver, limit)
+            if done.get(case.key, 0.0) < limit:
+                cases.append(case)
     return cases
+
+
+def asked_rows(args: argparse.Namespace) -> list[tuple[str, float, list[str]]]:
+    """(problem, budget, solvers), the first to be run first."""
+    solvers = args.solvers.split(",")
+    if not args.rows:
+        problems, budgets = args.problems.split(","), args.budgets.split(",")
+        return [(problem, float(b), solvers) for problem in problems for b in budgets]
+    rows = []
+    for row in args.rows.split(","):
+        problem, budget, *named = row.split(":")
+        rows.append((problem, float(budget), named[0].split("+") if named else solvers))
+    return rows
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -356,6 +368,11 @@ def main() -> None:
     parser.add_argument("--problems", default="")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)))
     parser.add_argument("--solvers", default=",".join(SOLVERS))
+    parser.add_argument(
+        "--rows",
+        default="",
+        help="PROBLEM:BUDGET[:SOLVER+SOLVER],... in place of --problems and --budgets",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "side_by_side.jsonl")
     parser.add_argument("--table", action="store_true", help="print the stored results and end")

@@ -3,6 +3,7 @@
     python benchmarks/gpu/compare.py                       # every missing or stale case
     python benchmarks/gpu/compare.py --models unet,vit-large --methods eager,rekindle@0.5
     python benchmarks/gpu/compare.py --table               # print what is stored
+    python benchmarks/gpu/compare.py --jobs 3              # plan one model beside steps of another
     python benchmarks/gpu/compare.py --device cpu --small --results /tmp/try   # try the script
 
 One process per model (`--isolate`: per case). A case is stored as results/MODEL.METHOD.json and is
@@ -13,20 +14,25 @@ median of CUDA events over the repeats. Methods: eager; own (the model's own blo
 (torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's activation
 peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same
 with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay
-adds to it.
+adds to it. With `--jobs N`, N models are at work at once, each on its own share of the cores; what
+runs on the device, profiling included, runs under a lock, alone.
 """
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import functools
 import gc
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +48,16 @@ METHODS = (
     "rekindle@blocks", "graph@1.0", "graph@0.5", "graph@own",
 )  # fmt: skip
 GIB = 2**30
+
+
+@contextlib.contextmanager
+def alone(device: str) -> Iterator[None]:
+    """Nothing else of this comparison runs on the device meanwhile."""
+    with (Path(tempfile.gettempdir()) / "rekindle-device.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
 
 
 class NotApplicable(Exception):
@@ -113,15 +129,23 @@ def prepare_rekindle(
         budget = share  # of the keep-all peak: a CPU's allocator keeps no count
     else:
         raise NotApplicable(f"there is no result of {peer!r} to match")
+    say = {"profile": "measure", "hold_outputs": not load.loss_inside, "cuda_graph": cuda_graph}
+    call = {"args": load.args, "kwargs": load.kwargs}
+    profile_s = 0.0
+    device = str(next(load.model.parameters()).device)
+    if not known["profiled"]:  # the measured ops are kept on disk: planning needs no device then
+        with alone(device):
+            start = time.perf_counter()
+            rekindle.rematerialize(load.model, **call, budget=1.0, solver="keep-all", **say)
+            profile_s = time.perf_counter() - start
+            known["profiled"]["s"] = profile_s
     start = time.perf_counter()
     managed = rekindle.rematerialize(
-        load.model, args=load.args, kwargs=load.kwargs, budget=budget, profile="measure",
-        time_limit_s=limit_s,
-        hold_outputs=not load.loss_inside, cuda_graph=cuda_graph,
+        load.model, **call, budget=budget, time_limit_s=limit_s, **say
     )  # fmt: skip
     plan = managed.plan
     return managed, {
-        "plan_s": time.perf_counter() - start,
+        "plan_s": time.perf_counter() - start + profile_s,
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.peak_bytes,
         "predicted_overhead": plan.overhead,
@@ -211,23 +235,25 @@ def run_case(
 
     result: dict[str, Any] = {}
     ours = method.startswith(("rekindle", "graph"))
-    if ours or method == "eager":
-        plain = seeded(load.model)
-        result["eager_to_itself"] = distance(plain, seeded(load.model))
     graph = method.startswith("graph")
     reserved = _reserved(load) if graph and args.device.startswith("cuda") else None
     start = time.perf_counter()
     model, notes = prepare(load, method, known, args.plan_limit)
     result |= notes
-    if ours:
-        for _ in range(2 if graph else 0):  # it runs, is recorded, and then replayed
-            seeded(model)
-        result["gradient_error"] = distance(plain, seeded(model))
-        del plain
-    else:
+    if method.startswith("inductor"):
+        step(model, load)  # compiles on the host
+    with alone(args.device):
+        if ours or method == "eager":
+            plain = seeded(load.model)
+            result["eager_to_itself"] = distance(plain, seeded(load.model))
+        if ours:
+            for _ in range(2 if graph else 0):  # it runs, is recorded, and then replayed
+                seeded(model)
+            result["gradient_error"] = distance(plain, seeded(model))
+        plain = []
         step(model, load)
-    result["first_step_s"] = time.perf_counter() - start
-    result |= measure(lambda: step(model, load), load, args.device, args.repeats, reserved)
+        result["first_step_s"] = time.perf_counter() - start
+        result |= measure(lambda: step(model, load), load, args.device, args.repeats, reserved)
     return result
 
 
@@ -241,13 +267,14 @@ def fingerprint(args: argparse.Namespace) -> str:
 
 def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
     stamp = fingerprint(args)
+    profiled: dict[str, float] = {}
     for method in methods:
         path = args.results / f"{name}.{method}.json"
         known = {
             p: json.loads(f.read_text())
             for p in ("eager", "own", "blocks")
             if (f := args.results / f"{name}.{p}.json").exists()
-        }
+        } | {"profiled": profiled}
         record: dict[str, Any] = {"model": name, "method": method, "stamp": stamp}
         try:
             record |= run_case(name, method, args, known)
@@ -293,6 +320,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--plan-limit", type=float, default=20.0, help="seconds for the solver")
+    parser.add_argument("--jobs", type=int, default=1, help="models at work at once")
     parser.add_argument("--isolate", action="store_true", help="one process per case")
     parser.add_argument("--here", action="store_true", help="run in this process")
     parser.add_argument("--table", action="store_true")
@@ -310,16 +338,33 @@ def main() -> None:
             run_model(name, methods, args)
         return
     stamp = fingerprint(args)
+    head = [
+        sys.executable, __file__, "--here", "--device", args.device,
+        "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit),
+        "--results", str(args.results), *(["--small"] if args.small else []),
+    ]  # fmt: skip
+    groups = []
     for name in models:
         todo = [m for m in methods if stale(args.results / f"{name}.{m}.json", stamp, True)]
-        for group in [[m] for m in todo] if args.isolate else [todo] if todo else []:
-            command = [
-                sys.executable, __file__, "--here", "--models", name,
-                "--methods", ",".join(group), "--device", args.device,
-                "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit),
-                "--results", str(args.results),
-            ]  # fmt: skip
-            subprocess.run([*command, *(["--small"] if args.small else [])], check=False)
+        groups += [(name, [m]) for m in todo] if args.isolate else [(name, todo)] if todo else []
+    run_all([[*head, "--models", n, "--methods", ",".join(g)] for n, g in groups], args.jobs)
+
+
+def run_all(commands: list[list[str]], num_jobs: int) -> None:
+    """Each in its own process, `num_jobs` at a time, each of these on cores of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [set(cores[k::num_jobs]) or set(cores) for k in range(num_jobs)]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    while commands or running:
+        for k in range(num_jobs):
+            if k in running and running[k].poll() is not None:
+                del running[k]
+            if k not in running and commands:
+                share = shares[k]
+                running[k] = subprocess.Popen(
+                    commands.pop(0), preexec_fn=functools.partial(os.sched_setaffinity, 0, share)
+                )
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -293,6 +293,31 @@ def _fno3d(device: str, small: bool) -> Workload:
     return Workload(model, args=(x,), loss=lambda out: out.square().mean())
 
 
+def _diffusion(device: str, small: bool) -> Workload:
+    """A denoiser of images with attention at its two lowest resolutions; needs diffusers."""
+    from diffusers import UNet2DModel
+
+    plain, attentive = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
+    model = UNet2DModel(
+        sample_size=16 if small else 64,
+        layers_per_block=1 if small else 2,
+        block_out_channels=(32, 64) if small else (128, 256, 256, 512),
+        down_block_types=plain if small else (plain[0], plain[0], plain[1], plain[1]),
+        up_block_types=attentive if small else (*attentive[:1] * 2, *attentive[1:] * 2),
+        norm_num_groups=8 if small else 32,
+    )
+    batch, side = (2, 16) if small else (32, 64)
+    x = torch.randn(batch, 3, side, side, device=device)
+    noise = torch.randn_like(x)
+    steps = torch.randint(0, 1000, (batch,), device=device)
+    return Workload(
+        model.to(device).train(), args=(x, steps),
+        loss=lambda out: (out.sample - noise).square().mean(),
+        enable_own=lambda m: m.enable_gradient_checkpointing(),
+        blocks=lambda m: [*m.down_blocks, m.mid_block, *m.up_blocks],
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[str, bool], Workload]] = {
     "llama-1b-4x4096": _llama,
     "llama-1b-1x16384": lambda d, s: _llama(d, s, batch=1, length=16384),
@@ -312,4 +337,5 @@ MODELS: dict[str, Callable[[str, bool], Workload]] = {
     "transformer-36-36": lambda d, s: _transformer(d, s, layers=36),
     "fno3d": _fno3d,
     "t5-base": _t5,
+    "diffusion-unet": _diffusion,
 }

@@ -1,4 +1,5 @@
-"""Stored results of `compare.py` as RESULTS.md and plots/MODEL.svg (time against memory).
+"""Stored results of `compare.py` and `bigger.py` as RESULTS.md and plots/MODEL.svg (time against
+memory).
 
 python benchmarks/gpu/tables.py
 """
@@ -50,8 +51,9 @@ def cell(record: Record | None, eager: Record) -> str:
 
 
 def markdown(models: Mapping[str, Mapping[str, Record]], intro: str) -> str:
-    columns = ["own", "blocks", "sac", "rekindle@1.0", "rekindle@0.7", "rekindle@0.5"]
-    columns += ["rekindle@0.3", "rekindle@own", "graph@1.0", "graph@0.5"]
+    columns = ["own", "blocks", "sac", "inductor@1.0", "inductor@0.5", "inductor@0.25"]
+    columns += ["rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.3"]
+    columns += ["rekindle@own", "rekindle@blocks", "graph@1.0", "graph@0.5"]
     columns = [c for c in columns if any("ms" in m.get(c, {}) for m in models.values())]
     lines = [intro, "", "| model | eager | " + " | ".join(columns) + " |"]
     lines.append("|---" * (len(columns) + 2) + "|")
@@ -92,26 +94,79 @@ def checks(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
         "- Gradients are as near to eager's as eager's are to themselves"
         + (f", except in {', '.join(sorted(set(far)))}." if far else ".")
     )
-    beaten = dominated(models)
+    beaten, open_ = dominated(models)
     lines.append(
-        "- A peer that is both smaller and faster than some point of Rekindle's curve: "
+        "- A peer that is both smaller and faster than Rekindle's curve: "
         + ("; ".join(beaten) if beaten else "none")
         + "."
     )
+    if open_:
+        lines.append(f"- Smaller than any budget that was measured: {'; '.join(open_)}.")
     return lines
 
 
-def dominated(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
-    """Peers for which no measured point of ours needs as little memory and time."""
-    found = []
+def dominated(models: Mapping[str, Mapping[str, Record]]) -> tuple[list[str], list[str]]:
+    """Peers that are faster than every point of ours that needs as little memory, and those for
+    which there is no such point."""
+    beaten, unknown = [], []
     for name, methods in models.items():
         mine = [r for m, r in methods.items() if m.startswith(("rekindle", "graph")) and "ms" in r]
         for method, peer in methods.items():
             if method.partition("@")[0] in PEERS and "ms" in peer:
                 smaller = [r for r in mine if r["peak_bytes"] <= peer["peak_bytes"]]
                 if not any(r["ms"] <= peer["ms"] for r in smaller):
-                    found.append(f"{PEERS[method.partition('@')[0]]} on {name}")
-    return found
+                    to = beaten if smaller else unknown
+                    to.append(f"{PEERS[method.partition('@')[0]]} on {name}")
+    return beaten, unknown
+
+
+BIGGER = """## Bigger, not only smaller
+
+The largest size of which two whole steps (forward, backward, AdamW with its state) run in a process
+held to the card's memory by `torch.cuda.set_per_process_memory_fraction`, found by
+`python benchmarks/gpu/bigger.py` (records in `bigger/`), within 2 % or one grain: in brackets the
+next size that was tried and did not run. Block switch: the model's own, or torch.utils.checkpoint
+around each block. Rekindle: `device_budget=` the card, headroom 2 %; recomputed is the time of ops
+that run again by its own profile, which was taken while other cases ran beside it.
+"""
+
+
+def bigger(folder: Path) -> list[str]:
+    """The largest sizes, by case and card; nothing where nothing was measured."""
+    found: dict[tuple[str, float], dict[str, Record]] = {}
+    for path in folder.glob("*.json"):
+        record = json.loads(path.read_text())
+        found.setdefault((record["title"], record["card"]), {})[record["method"]] = record
+    if not found:
+        return []
+    lines = ["", BIGGER, "| largest | card | eager | block switch | Rekindle | recomputed |"]
+    lines.append("|---" * 6 + "|")
+    for (title, card), methods in sorted(found.items()):
+        cells = [size_cell(methods.get(m), methods.get("eager")) for m in ("eager", "own")]
+        cells += [size_cell(methods.get("rekindle"), methods.get("eager"))]
+        again = last_fit(methods.get("rekindle")).get("overhead")
+        cells.append("" if again is None else f"{100 * again:.0f} %")
+        lines.append(f"| {title} | {card:g} GiB | " + " | ".join(cells) + " |")
+    return lines
+
+
+def size_cell(record: Record | None, eager: Record | None) -> str:
+    """`48 (not 49), 4.0x`: the size, the next that does not fit, and how many times eager's."""
+    if record is None or "size" not in record:
+        return "" if record is None else "-"
+    size, fails = record["size"], record["fails"]
+    text = f"{size}" + ("" if fails is None else f" (not {fails})")
+    if record is not eager and eager is not None and eager.get("size"):
+        text += f", {size / eager['size']:.1f}x"
+    if record["alone"] and (seconds := last_fit(record).get("step_s")):
+        text += f", {seconds:.2f} s a step"
+    return text
+
+
+def last_fit(record: Record | None) -> Record:
+    """The try that ran at the size of the record."""
+    tries: list[Record] = (record or {}).get("tries", [])
+    return next((t for t in tries if t["fits"] and t["size"] == record["size"]), {})
 
 
 def plot(name: str, methods: Mapping[str, Record], path: Path) -> None:
@@ -147,11 +202,14 @@ def plot(name: str, methods: Mapping[str, Record], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--bigger", type=Path, default=HERE / "bigger")
+    parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--no-plots", action="store_true")
     args = parser.parse_args()
     models = load(args.results)
     intro = (HERE / "INTRO.md").read_text().strip()
-    (HERE / "RESULTS.md").write_text(markdown(models, intro))
+    text = markdown(models, intro) + "".join(f"{line}\n" for line in bigger(args.bigger))
+    args.out.write_text(text)
     if not args.no_plots:
         for name, methods in models.items():
             plot(name, methods, HERE / "plots" / f"{name}.svg")

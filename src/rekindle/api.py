@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rekindle.capture import JointGraph, Program, analyse, capture
+from rekindle.capture.collector import collector_at_rest
 from rekindle.choose import Choice, ScheduleSource, choose
 from rekindle.core import (
     Problem,
@@ -25,6 +26,7 @@ from rekindle.core import (
 )
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.formulate import formulate
+from rekindle.lower.late import LateRunner
 from rekindle.lower.module import Manager, OnMiss, captured_call, manage
 from rekindle.lower.run import Runner
 from rekindle.profile import (
@@ -72,8 +74,13 @@ class Plan:
     profile: Profile  # the cost of each op, and how it was obtained
     device_budget: DeviceBudget | None  # the sum behind `device_budget=`
     options: "Options"
-    runner: Runner
+    late_runner: LateRunner
     kept: bool = False  # the schedule was found in an earlier run and kept on disk
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the plan; made the first time that it is asked for."""
+        return self.late_runner.get()
 
     @property
     def overhead(self) -> float:
@@ -368,16 +375,17 @@ def plan_joint(
 ) -> Plan:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
-    program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     description = None if options.device_profile is None else load_device(options.device_profile)
-    profile = profile_nodes(
-        joint.nodes,
-        joint.device,
-        how=options.profile,
-        description=description,
-        on_progress=options.on_progress,
-    )
-    problem = formulate(program, profile, name)
+    with collector_at_rest():
+        program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
+        profile = profile_nodes(
+            joint.nodes,
+            joint.device,
+            how=options.profile,
+            description=description,
+            on_progress=options.on_progress,
+        )
+        problem = formulate(program, profile, name)
     everything = simulate(problem, keep_all(problem))
     predictor = Predictor(program, profile, problem)
     budget = None if given is None else given.step_bytes
@@ -403,6 +411,6 @@ def plan_joint(
         profile=profile,
         device_budget=given,
         options=options,
-        runner=Runner(program, solution.schedule, options.cuda_graph),
+        late_runner=LateRunner(program, solution.schedule, options.cuda_graph),
         kept=kept,
     )

@@ -83,6 +83,8 @@ def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple
         excess = predictor.peak_bytes(solution.schedule) - budget
         if excess <= 0:
             return solution, kept
+        if solution.stopped_by == "interrupt":  # the user waits no longer
+            break
         target -= excess + budget // 500
     return dataclasses.replace(
         solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE

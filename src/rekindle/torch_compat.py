@@ -5,10 +5,12 @@ stands beside it.
 """
 
 import contextlib
+import ctypes
 import functools
+import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,26 +23,26 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    _BypassDispatchCache,
+    _CacheKeyState,
 )
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "UNSUPPORTED",
-    "BoxedCodeGen",
+    "CudaKernel",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "add_call",
     "autocast_state",
     "backward_keeps_graph",
     "backward_node",
     "bare_call",
     "borrowed",
-    "compile_boxed",
-    "compile_cuda",
     "copy_all",
     "eager_kernels",
     "forward_sequence_nr",
@@ -60,6 +62,21 @@ UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for two tensors if and only if they share a storage (while both are alive)."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def python_references(tensor: torch.Tensor) -> int:
+    """How often Python refers to a tensor, as a number to compare with another tensor's: what C++
+    holds (a view its base, a node what it saved) may count as one reference, and is left out."""
+    return sys.getrefcount(tensor) - (_counts_cpp() if tensor._use_count() > 1 else 0)
+
+
+@functools.cache
+def _counts_cpp() -> int:
+    """What all holders in C++ together add to a tensor's count of references: 0 or 1."""
+    tensor = torch.empty(0)
+    alone = sys.getrefcount(tensor)
+    view = tensor.view(0)
+    return sys.getrefcount(tensor) - alone if view._is_view() else 0
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
@@ -114,28 +131,16 @@ def backward_creates_graph() -> bool:
     return bool(torch.is_grad_enabled())
 
 
-class BoxedCodeGen(CodeGen):  # type: ignore[misc]
-    """FX Python code that takes one list and empties it, so that inputs can die early.
-
-    2.13 has this as `torch.fx.graph._BoxedCodeGen`; 2.11 does not everywhere.
-    """
-
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
-        names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
-        head = f"def {self._func_name}(self, args_list){maybe_return_annotation}:"
-        if not names:
-            return head
-        # A statement of its own, so that no name for the unpacked list stays behind.
-        unpack = f"\n    [{', '.join(names)}] = args_list"
-        return head + unpack + "\n    args_list.clear()"
-
-
-def compile_boxed(graph: fx.Graph) -> Callable[[list[Any]], Any]:
-    """A callable over one list from an fx graph of call_function nodes."""
-    graph.set_codegen(BoxedCodeGen())
-    module = fx.GraphModule(torch.nn.Module(), graph)
-    forward: Callable[[list[Any]], Any] = module.forward
-    return forward
+def add_call(
+    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> fx.Node:
+    """A call at the end of a graph. Its arguments are set afterwards: in those that it is made with
+    torch 2.13 looks for symbols, which takes as long as the rest."""
+    node = graph.create_node(op, target)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
 
 
 @functools.cache
@@ -144,10 +149,43 @@ def bare_call(target: Any) -> Any:
     return named_call(target._op, str(target).replace(".", "_").replace("::", "_"))
 
 
-def compile_cuda(source: str, name: str, device: torch.device) -> Any:
-    """A kernel of this source, to be launched with (grid, block, args)."""
-    with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(source, name)
+@functools.cache
+def _whole_numbers(num: int) -> Any:
+    return ctypes.c_uint64 * num
+
+
+class CudaKernel:
+    """A kernel of this source. Its arguments are addresses and whole numbers of 64 bits; blocks
+    have 256 threads. torch's own launch spends several times as long on the host."""
+
+    num_threads = 256
+    _NO_CONTEXT = 201
+
+    def __init__(self, source: str, name: str, device: torch.device) -> None:
+        index = device.index
+        self.device: int = torch.cuda.current_device() if index is None else index
+        with torch.cuda.device(self.device):
+            self._kernel = torch.cuda._compile_kernel(source, name)  # keeps the module loaded
+        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+
+    def __call__(self, num_blocks: int, values: Sequence[int]) -> None:
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self(num_blocks, values)
+        array = _whole_numbers(len(values))
+        slots = array(*values)
+        first = ctypes.addressof(slots)
+        places = array(*range(first, first + 8 * len(values), 8))
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        grid = (num_blocks, 1, 1, self.num_threads, 1, 1, 0)
+        error = self._launch(self._kernel.func, *grid, stream, ctypes.addressof(places), None)
+        if error == self._NO_CONTEXT:  # the first that a thread does on this device
+            torch._C._cuda_setDevice(self.device)
+            error = self._launch(self._kernel.func, *grid, stream, ctypes.addressof(places), None)
+        if error:
+            raise RuntimeError(f"a kernel could not be launched: error {error} of the CUDA driver")
+        return None
 
 
 def named_call(function: Callable[..., Any], name: str) -> Any:
@@ -316,6 +354,119 @@ def new_fake_mode() -> FakeTensorMode:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode._allow_unsafe_data_ptr_access = False
     return mode
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
+
+
+class FakeRuns:
+    """Ops on the tensors of one fake mode, called while it is on.
+
+    A call goes to the mode's own method where no other mode could take part: the dispatcher's way
+    there costs as much again. torch keeps the answers of its fake kernels under a key that takes
+    longer to write than the answer to make; a shorter one, valid for this mode, leads to them here.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._known: dict[Any, Any] = {}  # short key -> torch's entry and key, or None
+        self._state = _CacheKeyState(None)  # without symbols there is nothing in it
+        self._short = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = torch._C._unset_dispatch_mode(_FAKE)
+        out = NotImplemented
+        try:
+            if found is self.mode and not torch._C._len_torch_dispatch_stack():
+                out = self._run(func, types, args, kwargs)
+        finally:
+            if found is not None:
+                torch._C._set_dispatch_mode(found)
+        return func(*args, **kwargs) if out is NotImplemented else out
+
+    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._short:
+            return self.mode.dispatch(func, types, args, kwargs)
+        if func is torch.ops.aten._unsafe_view.default:
+            func = torch.ops.aten.view.default  # the same below autograd; torch keeps only this one
+        key = self._key(func, args, kwargs)
+        known = _MISSING if key is None else self._known.get(key, _MISSING)
+        if known is None or key is None:
+            return self.mode.dispatch(func, types, args, kwargs)
+        if known is _MISSING:
+            return self._learn(key, func, types, args, kwargs)
+        return self.mode._output_from_cache_entry(self._state, *known, func, args)
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the mode's own key tells, shorter; None where it would keep nothing."""
+        device = torch._C._get_default_device()
+        settings = (torch.get_default_dtype(), device, torch.is_inference_mode_enabled())
+        try:
+            return (func, settings, self._part(args), self._part(kwargs))
+        except _NoKey:
+            return None
+
+    def _learn(
+        self, key: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The answer of the mode; where it keeps that, the next call of this kind will find it."""
+        try:
+            long_key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
+        except _BypassDispatchCache:
+            long_key = None
+        out = self.mode.dispatch(func, types, args, kwargs)
+        entry = None if long_key is None else FakeTensorMode.cache.get(long_key)
+        self._known[key] = (entry, long_key) if hasattr(entry, "output_infos") else None
+        return out
+
+    def _part(self, arg: Any) -> Any:
+        kind = type(arg)
+        if kind is FakeTensor:
+            if arg.fake_mode is not self.mode or arg.constant is not None:
+                raise _NoKey
+            if arg.layout is not torch.strided or arg.is_quantized:
+                raise _NoKey
+            return (
+                *(arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device),
+                *(arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg()),
+                arg.is_inference(),
+            )
+        if kind is tuple or kind is list:
+            return (kind, *[self._part(a) for a in arg])
+        if kind is dict:
+            return (kind, *[(k, self._part(a)) for k, a in arg.items()])
+        if kind in _PLAIN:
+            return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
+        raise _NoKey
+
+
+class _NoKey(Exception):
+    pass
+
+
+_MISSING: Any = object()
+
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
+)
+
+
+@functools.cache
+def _cache_is_known() -> bool:
+    """Whether this release keeps answers in the form that is used here."""
+    expected = {
+        "_cache_key": ["self", "state", "func", "args", "kwargs"],
+        "_output_from_cache_entry": ["self", "state", "entry", "key", "func", "args"],
+    }
+    return isinstance(getattr(FakeTensorMode, "cache", None), dict) and all(
+        list(inspect.signature(getattr(FakeTensorMode, name, bool)).parameters) == parameters
+        for name, parameters in expected.items()
+    )
 
 
 def is_saved_region(target: object) -> bool:

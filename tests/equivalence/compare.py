@@ -144,15 +144,39 @@ def differences(expected: Record, got: Record, ignore: Iterable[str] = ()) -> li
 
 
 def assert_same(expected: Record, got: Record, again: Record | None = None) -> None:
-    """Equal to the bit. `again` is a second eager run: where eager does not repeat itself (some
-    kernels on a GPU), the managed module is held to closeness only."""
-    loose = [] if again is None else [d.split(":")[0] for d in differences(expected, again)]
-    for name in loose:
-        close, other = expected[name], got[name]
-        if isinstance(close, Tensor) and isinstance(other, Tensor):
-            torch.testing.assert_close(other, close, rtol=1e-2, atol=1e-3)
-    found = differences(expected, got, loose)
+    """Equal to the bit. `again` is a second eager run: what eager does not repeat (some kernels on
+    a GPU add in any order) is held to be close only."""
+    noisy = _noisy(expected, again or expected)
+    for name in noisy:
+        close, other, twin = expected[name], got.get(name), (again or expected)[name]
+        if isinstance(close, Tensor) and isinstance(other, Tensor) and isinstance(twin, Tensor):
+            own = (close - twin).abs().max().item() if close.numel() else 0.0
+            size = close.abs().max().item() if close.numel() else 0.0
+            torch.testing.assert_close(other, close, rtol=1e-2, atol=max(10 * own, 1e-3 * size))
+    found = differences(expected, got, noisy)
     if found:
         shown = "\n  ".join(found[:12])
         raise AssertionError(f"{len(found)} of {len(expected)} differ from eager:\n  {shown}")
-    assert len(loose) < len(expected), "eager repeats nothing: the comparison would be empty"
+    assert len(noisy) < len(expected), "eager repeats nothing: the comparison would be empty"
+
+
+def _noisy(expected: Record, again: Record) -> list[str]:
+    """What eager does not repeat, and the numbers that it repeats by luck: noise in one gradient of
+    a step may reach any other, the parameters after it, and every later step."""
+    differs = {d.split(":")[0] for d in differences(expected, again)}
+    steps = [int(name.split()[1]) for name in differs if name.startswith("step ")]
+    if not steps:
+        return sorted(differs)
+    first = min(steps)
+    backward = (f"step {first} gradient", f"step {first} parameter")
+    in_backward = all(n.startswith(backward) for n in differs if n.startswith(f"step {first} "))
+    return [
+        name
+        for name, value in expected.items()
+        if name in differs
+        or (
+            (isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()))
+            and name.startswith("step ")
+            and (int(name.split()[1]) >= first + in_backward or name.startswith(backward))
+        )
+    ]

@@ -97,3 +97,40 @@ def test_log_add_exp_survives_growth():
         hot=1.0, cold=1.0, smooth=5.0, paper_moves=True, custom=lambda peak, cost: -cost,
     )  # fmt: skip
     assert results[0].accepted > 100
+
+
+def assert_noted(problem, budget, seed, num_moves, ratchet):
+    start = list(keep_all(problem).ops)
+    results, _ = _native.anneal(
+        problem.native, [start], budget, _native.Objective.area, [seed], num_moves, 60.0,
+        ratchet=ratchet,
+    )  # fmt: skip
+    result = results[0]
+    assert result.best or result.smallest
+    if result.best:
+        trace = simulate(problem, Schedule(tuple(result.best)))
+        assert (trace.cost, trace.peak) == (result.best_cost, result.best_peak)
+        assert trace.peak <= budget
+    if result.smallest:
+        trace = simulate(problem, Schedule(tuple(result.smallest)))
+        assert (trace.cost, trace.peak) == (result.smallest_cost, result.smallest_peak)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_noted_down_is_what_was_there(seed):
+    """The best schedules are copied slot by slot as moves are made; cost and peak were those of the
+    incremental state at that moment."""
+    rng = Random(seed)
+    size = rng.randint(2, 60) if seed % 2 else rng.randint(200, 600)
+    problem = random_problem(rng, size, inplace=0.5, multi_output=0.3, dead=0.0)
+    budget = simulate(problem, keep_all(problem)).peak * rng.randint(40, 95) // 100
+    assert_noted(problem, budget, seed, 20_000, ratchet=False)
+    assert_noted(problem, budget, seed, 20_000, ratchet=True)
+
+
+def test_what_is_noted_down_survives_a_line_spaced_anew():
+    """The peak falls before and after; some of these runs end soon after."""
+    problem = transformer(12)
+    budget = simulate(problem, keep_all(problem)).peak // 5
+    for num_moves in range(4096, 30_000, 1024):
+        assert_noted(problem, budget, 0, num_moves, ratchet=True)

@@ -54,6 +54,35 @@ def test_the_ladder_on_any_graphs(seed: int, num_ops: int) -> None:
     assert all(more >= less for more, less in itertools.pairwise(falling))
 
 
+QUICK = Auto(max_rounds=7, effort=0.05, threads=1)
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10**6), st.integers(2, 5))
+def test_auto_alone_on_small_training_graphs(seed: int, num_layers: int) -> None:
+    falling = costs(QUICK, training_graph(seed, num_layers), seed % 3)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(4, 12))
+def test_auto_alone_on_small_graphs(seed: int, num_ops: int) -> None:
+    falling = costs(QUICK, random_problem(seed, num_ops=num_ops), seed % 3)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_auto_alone_on_middling_problems(seed: int) -> None:
+    problem = (
+        training_graph(seed, 4 + seed % 17)
+        if seed % 2
+        else random_problem(seed, num_ops=6 + seed % 25)
+    )
+    falling = costs(QUICK, problem)
+    assert all(more >= less for more, less in itertools.pairwise(falling))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_auto_alone_on_random_problems(seed: int) -> None:

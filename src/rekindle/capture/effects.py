@@ -78,9 +78,7 @@ def statistics_positions(node: fx.Node) -> tuple[int, ...]:
 
 @functools.cache
 def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of each argument that the schema says is written to."""
-    if not is_overload(target):
-        return ()
+    """Position and name of each argument that the schema of an overload says is written to."""
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(target._schema.arguments)
@@ -90,6 +88,8 @@ def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
 
 def written_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensor arguments that this call writes to."""
+    if not is_overload(node.target):
+        return ()
     found: list[fx.Node] = [node.args[p] for p in statistics_positions(node)]
     for position, name in _written_arguments(node.target):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(name)

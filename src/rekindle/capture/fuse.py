@@ -17,14 +17,15 @@ special numbers, on the device where it will run. What does not is left as it is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.apart import APPLY, Surgery, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
-from rekindle.torch_compat import compile_cuda, named_call, outside_modes
+from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
 aten = torch.ops.aten
 
@@ -49,14 +50,14 @@ def _elementwise(node: fx.Node) -> bool:
     if node.target is aten._to_copy.default and not set(node.kwargs) <= {"dtype"}:
         return False
     tensors = [a for a in node.args if isinstance(a, fx.Node)]
-    if any(_place(a, out) is None for a in tensors):
+    if any(_place_in(node, a) is None for a in tensors):
         return False
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
     if any(not isinstance(a, (int, float)) or isinstance(a, bool) for a in rest):
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] not in (2, 3):
         return False
-    wide = [a for a in tensors if _place(a, out) == Place("wide", out.numel())]
+    wide = [a for a in tensors if _place_in(node, a) == Place("wide", out.numel())]
     return bool(wide) and isinstance(node.args[0], fx.Node)
 
 
@@ -67,6 +68,14 @@ def _dense(value: Any) -> bool:
         and value.is_contiguous()
         and value.storage_offset() == 0
     )
+
+
+def _place_in(user: fx.Node, operand: fx.Node) -> Place | None:
+    out = user.meta["val"]
+    if user.target not in APPLY or operand is user.args[0]:
+        return _place(operand, out)
+    extent = math.prod(out.shape[2:])
+    return Place("channel", extent, out.shape[1]) if _dense(operand.meta["val"]) else None
 
 
 def _place(node: fx.Node, out: torch.Tensor) -> Place | None:
@@ -248,6 +257,12 @@ def _used_late(node: fx.Node, regions: _Regions) -> bool:
 _targets: dict[tuple[Any, str], Any] = {}
 
 
+def make_elementwise(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
+    """Turns what can be told as elementwise ops into those, in a recorded forward."""
+    with outside_modes():
+        take_apart(Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE))
+
+
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
     """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
     any more is left to be dropped. `results`: what the graph gives away."""
@@ -284,7 +299,7 @@ def _target_of(
 
 def _leaf_place(leaf: fx.Node, regions: _Regions) -> Place | None:
     """How it is spread, where all that read it agree."""
-    found = {_place(leaf, u.meta["val"]) for u in leaf.users if u in regions.mine}
+    found = {_place_in(u, leaf) for u in leaf.users if u in regions.mine}
     return next(iter(found)) if len(found) == 1 else None
 
 
@@ -305,7 +320,7 @@ def _prepare(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> bo
     if out.device.type != "cuda":
         return _ANYWHERE
     try:
-        launch = compile_cuda(kernel.source(), kernel.name, out.device)
+        launch = CudaKernel(kernel.source(), kernel.name, out.device)
         operands = [_numbers(leaf.meta["val"], k, out.device) for k, leaf in enumerate(leaves)]
         expected = kernel.separately(*operands)
         kernel.launch = launch

@@ -16,9 +16,11 @@ import torch
 from torch import fx, nn
 
 from rekindle.capture import recurrent
+from rekindle.capture.collector import collector_at_rest
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
 from rekindle.capture.fuse import fuse as fuse_elementwise
+from rekindle.capture.fuse import make_elementwise
 from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
@@ -121,7 +123,7 @@ class JointGraph:
     ) -> "JointGraph":
         """The same forward with another backward: gradients arrive for other outputs, in other
         layouts, or inside autocast, which casts the backward's own ops."""
-        with outside_modes(), self.session.recorder.fake_mode:
+        with collector_at_rest(), outside_modes(), self.session.recorder.fake_mode:
             return _with_backward(replace(self, autocast=autocast), tuple(tangents))
 
 
@@ -142,7 +144,11 @@ def capture(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
-    sample = Sample(model, tuple(args), dict(kwargs or {}), call or _forward)
+    with collector_at_rest():
+        return _captured(Sample(model, tuple(args), dict(kwargs or {}), call or _forward), fuse)
+
+
+def _captured(sample: Sample, fuse: bool) -> JointGraph:
     traced = _traced(sample)
     joint = _joint(sample, traced, fuse)
     if not torch.is_grad_enabled():
@@ -249,6 +255,8 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
         raise NothingToPlan(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
+    if fuse and not recorder.scalars:  # questions to the data are answered by the graph as it was
+        make_elementwise(recorder.graph, recorder.new_storage)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,

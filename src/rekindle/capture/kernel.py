@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from rekindle.capture.apart import APPLY
+from rekindle.torch_compat import CudaKernel
+
 aten = torch.ops.aten
 
 TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
@@ -40,6 +43,7 @@ SOURCE: dict[Any, Callable[..., str]] = {
     aten.div.Tensor: "",  # type: ignore[dict-item]  # by what divides
     aten.div.Scalar: "",  # type: ignore[dict-item]
     aten.tanh_backward.default: "",  # type: ignore[dict-item]  # by the dtype
+    **APPLY,
 }
 
 _PRELUDE = """
@@ -68,8 +72,11 @@ __device__ __forceinline__ float gelu_backward(float dy, float x) {
 class Place:
     """How an operand lies under the elements of the result."""
 
-    kind: str  # "wide": one for one; "row": one per row; "column": the same row again and again
-    extent: int  # elements of a row, or of the operand
+    # "wide": one for one; "row": one per row; "column": the same row again and again; "channel":
+    # one per channel, again and again.
+    kind: str
+    extent: int  # elements of a row, of the operand, or of a channel
+    num_channels: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,13 +100,16 @@ class Kernel:
     ) -> None:
         self.steps, self.places, self.dtypes = tuple(steps), tuple(places), tuple(dtypes)
         self.shape, self.dtype = tuple(shape), steps[-1].dtype
-        widths = [d.itemsize for d, p in zip(dtypes, places, strict=True) if p.kind != "row"]
+        vectors = [p.kind in ("wide", "column") for p in places]
+        widths = [d.itemsize for d, v in zip(dtypes, vectors, strict=True) if v]
         self.at_once = 16 // max([*widths, self.dtype.itemsize])
         names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
         record = repr((self.steps, self.places, self.dtypes, self.shape))
         digest = hashlib.sha256(record.encode()).hexdigest()[:8]
         self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
-        self.launch: Any = None
+        self.num_vectors = math.prod(self.shape) // self.at_once
+        self.num_blocks = -(-self.num_vectors // CudaKernel.num_threads)
+        self.launch: CudaKernel | None = None
 
     def separately(self, *operands: torch.Tensor) -> torch.Tensor:
         made: list[torch.Tensor] = []
@@ -114,15 +124,19 @@ class Kernel:
         return made[-1]
 
     def __call__(self, *operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.launch is None or any(o.data_ptr() % 16 for o in operands):
-            made = self.separately(*operands)
-            return made if out is None else out.copy_(made)
-        if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
-        num_threads = math.prod(self.shape) // self.at_once
-        grid = (-(-num_threads // 256), 1, 1)
-        self.launch(grid=grid, block=(256, 1, 1), args=[*operands, out, num_threads])
-        return out
+        if self.launch is not None:
+            addresses = [o.data_ptr() for o in operands]
+            bits = 0
+            for address in addresses:
+                bits |= address
+            if bits % 16 == 0:  # vectors are read
+                if out is None:
+                    out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
+                addresses.append(out.data_ptr())
+                self.launch(self.num_blocks, addresses)
+                return out
+        made = self.separately(*operands)
+        return made if out is None else out.copy_(made)
 
     # ---- source
 
@@ -133,14 +147,20 @@ class Kernel:
         for dtype, name in TYPES.items():
             size = n * dtype.itemsize
             lines.append(f"struct __align__({size}) V{dtype.itemsize} {{ {name} v[{n}]; }};")
-        head = ", ".join([*pointers, f"{TYPES[self.dtype]}* out", "int threads"])
+        head = ", ".join([*pointers, f"{TYPES[self.dtype]}* out"])
         lines.append(f'extern "C" __global__ void {self.name}({head}) {{')
         lines.append("  const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;")
-        lines.append("  if (t >= threads) return;")
+        lines.append(f"  if (t >= {self.num_vectors}LL) return;")
         lines.append(f"  const long long i = t * {n};")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
             if place.kind == "row":
                 lines.append(f"  const {TYPES[dtype]} r{k} = p{k}[i / {place.extent}LL];")
+                continue
+            if place.kind == "channel":
+                if place.extent % n == 0:  # all of a vector in one
+                    lines.append(
+                        f"  const {TYPES[dtype]} r{k} = p{k}[{self._channel(place, 'i')}];"
+                    )
                 continue
             at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
             vector = f"V{dtype.itemsize}"
@@ -148,7 +168,9 @@ class Kernel:
         lines.append(f"  V{self.dtype.itemsize} result;")
         lines.append(f"  #pragma unroll\n  for (int k = 0; k < {n}; ++k) {{")
         for k, (place, dtype) in enumerate(zip(self.places, self.dtypes, strict=True)):
-            value = f"r{k}" if place.kind == "row" else f"a{k}.v[k]"
+            value = f"r{k}" if place.kind in ("row", "channel") else f"a{k}.v[k]"
+            if place.kind == "channel" and place.extent % n:
+                value = f"p{k}[{self._channel(place, 'i + k')}]"
             wide = f"widen({value})" if dtype == torch.bfloat16 else f"(float){value}"
             lines.append(f"    const float x{k} = {wide};")
         for j, step in enumerate(self.steps):
@@ -158,6 +180,11 @@ class Kernel:
         lines.append(f"    result.v[k] = {stored};\n  }}")
         lines.append(f"  *(V{self.dtype.itemsize}*)(out + i) = result;\n}}")
         return "\n".join(lines)
+
+    def _channel(self, place: Place, at: str) -> str:
+        small = math.prod(self.shape) < 2**31
+        number, end = ("(unsigned int)", "u") if small else ("", "LL")
+        return f"{number}({at}) / {place.extent}{end} % {place.num_channels}{end}"
 
 
 def _expression(step: Step) -> str:

@@ -8,11 +8,13 @@ of size 1, and for the workspace of the CPU's recurrent layers. There the real k
 once for each kind of call, on blank tensors of the same layout.
 """
 
-from typing import Any
+import functools
+from typing import Any, Literal
 
 import torch
 
 from rekindle.capture import effects
+from rekindle.capture.nests import tensors_of
 from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_bytes, storage_key
 
 aten = torch.ops.aten
@@ -101,6 +103,33 @@ _ALWAYS = frozenset({"mkldnn_rnn_layer", "_fft_r2c", "_fft_c2r", "_fft_c2c"})
 _TWICE = frozenset({aten.mkldnn_rnn_layer_backward.default})
 
 
+Trust = Literal["whole", "view", "twice", "none", "dense", "free"]
+
+
+@functools.cache
+def _trust(func: Any) -> Trust:
+    """How far the fake kernel of this op is believed: "whole", "none", where its arguments are
+    "dense", or (of "free" strides) where none that is not dense has a dimension of size 1."""
+    if not is_overload(func) or func.namespace != "aten" or effects.is_random(func):
+        return "whole"
+    if func in (aten.view.default, aten._unsafe_view.default):
+        return "view"
+    if func in _TWICE:
+        return "twice"
+    name = func._schema.name.partition("::")[2]
+    if name in _ALWAYS:
+        return "none"
+    if name in SURE or name.endswith("_"):
+        # Strides of dimensions of size 1 are free; elementwise kernels keep or drop them.
+        return "free" if torch.Tag.pointwise in func.tags else "whole"
+    return "dense"
+
+
+def _doubtful(trust: Trust, tensors: list[torch.Tensor]) -> bool:
+    mixed = [t for t in tensors if t.dim() > 1 and not t.is_contiguous()]
+    return any(1 in t.shape for t in mixed) if trust == "free" else bool(mixed)
+
+
 class Layouts:
     """What real kernels answered, by kind of call."""
 
@@ -109,14 +138,15 @@ class Layouts:
 
     def correct(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         """`out` of the fake kernel, with each new tensor laid out as the real kernel would."""
-        if not is_overload(func) or func.namespace != "aten" or effects.is_random(func):
+        trust = _trust(func)
+        if trust == "whole":
             return out
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if func is aten.view.default:
+        if trust == "view":
             return self._view(args, out)
-        if func in _TWICE:
+        if trust == "twice":
             return _distinct(out)
-        if not self._doubtful(func, tensors):
+        tensors = tensors_of((args, kwargs))
+        if trust != "none" and not _doubtful(trust, tensors):
             return out
         old = {storage_key(t) for t in tensors}
         fresh = [
@@ -133,16 +163,6 @@ class Layouts:
             if new:
                 flat[i] = _laid_out(leaf, answer[i])
         return pytree.tree_unflatten(flat, spec)
-
-    def _doubtful(self, func: Any, tensors: list[torch.Tensor]) -> bool:
-        name = func._schema.name.partition("::")[2]
-        if name in _ALWAYS:
-            return True
-        mixed = [t for t in tensors if t.dim() > 1 and not t.is_contiguous()]
-        if name in SURE or name.endswith("_"):
-            # Strides of dimensions of size 1 are free; elementwise kernels keep or drop them.
-            return torch.Tag.pointwise in func.tags and any(1 in t.shape for t in mixed)
-        return bool(mixed)
 
     def _view(self, args: Any, out: torch.Tensor) -> torch.Tensor:
         """A view of something with dimensions of size 1: the meta kernel is the real one."""

@@ -6,6 +6,7 @@ launch, in eager's order, in-place ops included, forward and backward alike. A q
 (`.item()`, `if mask.all()`) is answered by running the part of the graph it depends on for real.
 """
 
+import functools
 import operator
 import sys
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ from torch import fx
 
 from rekindle.capture import effects
 from rekindle.capture.layouts import Layouts
+from rekindle.capture.nests import with_tensors
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
+    DEVICE_OF,
     UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeRuns,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    add_call,
     backward_node,
     forward_sequence_nr,
     is_higher_order,
@@ -83,6 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
         self._constant_of: dict[int, torch.Tensor] = {}
+        self._run = FakeRuns(fake_mode)
         self._layouts = Layouts()
         self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
@@ -146,6 +152,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._node_of[id(fake)] = node
         self._alive.append(fake)
 
+    def new_storage(self) -> int:
+        """The number of a storage that no tensor has."""
+        number = len(self._storages)
+        self._storages[-1 - number] = number  # keys of real ones are not negative
+        return number
+
     def _constant(self, real: torch.Tensor) -> torch.Tensor:
         """A tensor that is neither parameter, buffer nor input: kept by the graph as it is."""
         fake = self._constant_of.get(id(real))
@@ -169,21 +181,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         kwargs = kwargs or {}
-        if is_overload(func) and func.namespace in _PASS:
+        way = _way(func)
+        if way == "passes":
             return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
-        if func in effects.SCALAR_OPS:
+        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs)
+        if way == "answered":
             return self._answer(func, args, kwargs)
-        if is_higher_order(func):
-            raise CaptureError(
-                f"{func} is a higher-order op{_at(self.where())}; such ops cannot be planned: "
-                "manage the submodules around it one by one"
-            )
-        if func in effects.REFUSED:
-            raise CaptureError(f"{func}{_at(self.where())}: {effects.REFUSED[func]}")
+        if way == "refused":
+            raise self._refusal(func)
         try:
-            out = func(*args, **kwargs)
+            out = self._run(func, types, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             return self._fold(func, args, kwargs, error)
         except UNSUPPORTED as error:
@@ -204,16 +214,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._record(func, args, kwargs, out)
         return out
 
+    def _refusal(self, func: Any) -> CaptureError:
+        if is_higher_order(func):
+            return CaptureError(
+                f"{func} is a higher-order op{_at(self.where())}; such ops cannot be planned: "
+                "manage the submodules around it one by one"
+            )
+        return CaptureError(f"{func}{_at(self.where())}: {effects.REFUSED[func]}")
+
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
 
-    def _node_arg(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        node = self._node_of.get(id(leaf))
+    def _node_arg(self, tensor: torch.Tensor) -> fx.Node:
+        node = self._node_of.get(id(tensor))
         if node is None or ("storage" in node.meta and self.moved(node)):
-            return self._alias(leaf)
+            return self._alias(tensor)
         return node
+
+    def _nodes(self, nest: Any) -> Any:
+        return with_tensors(self._node_arg, nest)
 
     def _alias(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor object that came from no dispatched op but shares a known storage."""
@@ -233,8 +252,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         )
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        node_args, node_kwargs = pytree.tree_map(self._node_arg, (args, kwargs))
-        node = self.graph.call_function(func, tuple(node_args), node_kwargs)
+        node_args, node_kwargs = self._nodes(args), self._nodes(kwargs)
+        node = add_call(self.graph, "call_function", func, node_args, node_kwargs)
         self._describe(node)
         self._alive.append(out)
         if isinstance(out, torch.Tensor):
@@ -284,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # ---- questions to the data
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        nodes = pytree.tree_map(self._node_arg, tuple(args))
+        nodes = self._nodes(tuple(args))
         value = self._for_real(func, nodes, kwargs)
         where = self.where()
         self.scalars.append(Scalar(func, nodes, value, len(self.graph.nodes), where))
@@ -308,7 +327,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _fold(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """An op whose output shape depends on data: possible only where the data are constants."""
-        nodes, node_kwargs = pytree.tree_map(self._node_arg, (tuple(args), kwargs))
+        nodes, node_kwargs = self._nodes(tuple(args)), self._nodes(kwargs)
         inner = [n for n in pytree.tree_leaves((nodes, node_kwargs)) if isinstance(n, fx.Node)]
         needed = slice_of(self.graph, inner)
         if self._fixed(needed):
@@ -333,6 +352,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             values = run_slice(needed, self.reals, wanted)
             real = pytree.tree_map(lambda a: values[a] if isinstance(a, fx.Node) else a, nodes)
             return func(*real, **kwargs)
+
+
+@functools.cache
+def _way(func: Any) -> Literal["recorded", "passes", "answered", "refused"]:
+    """What the recorder does with calls of this op."""
+    if is_overload(func) and func.namespace in _PASS:
+        return "passes"
+    if func in effects.SCALAR_OPS:
+        return "answered"
+    return "refused" if is_higher_order(func) or func in effects.REFUSED else "recorded"
 
 
 def slice_of(

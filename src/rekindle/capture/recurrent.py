@@ -104,28 +104,27 @@ class _Recurrent(torch.autograd.Function):  # type: ignore[misc]
 # ---- the ops at run time
 
 
+def _settings(spec: list[int]) -> tuple[Any, ...]:
+    """The arguments of both kernels from `mode` to `dropout_state`."""
+    _, mode, size, projected, layers, batch_first, train, both = spec
+    dropout = 0.0
+    lengths: list[int] = []  # of a packed sequence
+    flags = bool(batch_first), dropout, bool(train), bool(both)
+    return (mode, size, projected, layers, *flags, lengths, None)
+
+
 def _forward(
     source: torch.Tensor, weight: Sequence[torch.Tensor], hx: torch.Tensor, cx: Any, spec: list[int]
 ) -> list[torch.Tensor]:
-    stride, mode, size, projected, layers, batch_first, train, both = spec
     block = _block(weight, spec)
     output, hy, cy, reserve, _ = forward_kernel(
         source,
         weight,
-        stride,
+        spec[0],
         block,
         hx,
         cx,
-        mode,
-        size,
-        projected,
-        layers,
-        bool(batch_first),
-        0.0,
-        bool(train),
-        bool(both),
-        [],
-        None,
+        *_settings(spec),
     )
     return [output, hy, reserve] if cx is None else [output, hy, cy, reserve]
 
@@ -143,14 +142,13 @@ def _backward(
     spec: list[int],
     mask: list[bool],
 ) -> list[torch.Tensor]:
-    stride, mode, size, projected, layers, batch_first, train, both = spec
     block = _block(weight, spec)
     if block is None:  # weights that lie apart: eager keeps the copy that its forward made
         block = _flattened(weight, spec)
     *first, rest = backward_kernel(
         source,
         weight,
-        stride,
+        spec[0],
         block,
         hx,
         cx,
@@ -158,16 +156,7 @@ def _backward(
         grad_output,
         grad_hy,
         grad_cy,
-        mode,
-        size,
-        projected,
-        layers,
-        bool(batch_first),
-        0.0,
-        bool(train),
-        bool(both),
-        [],
-        None,
+        *_settings(spec),
         reserve,
         mask,
     )

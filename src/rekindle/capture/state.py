@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torch import fx, nn
 from rekindle.capture import effects
 from rekindle.capture.record import Recorder
 from rekindle.errors import CaptureError
+from rekindle.torch_compat import python_references
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -237,8 +237,11 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
             fixed = not effects.is_random(node.target) and constant.issuperset(node.all_input_nodes)
         if fixed:
             constant.add(node)
-    tensors = [n.meta.get("val") for n in recorder.graph.nodes if n.op == "call_function"]
-    counts = [sys.getrefcount(t) for t in tensors if isinstance(t, torch.Tensor)]
-    tensors = [n.meta.get("val") for n in constant if n.op == "call_function"]
-    least = min(counts, default=0)
-    return {id(t): t for t in tensors if isinstance(t, torch.Tensor) and sys.getrefcount(t) > least}
+    counts: dict[fx.Node, int] = {}
+    for node in recorder.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            counts[node] = python_references(value)
+    least = min(counts.values(), default=0)
+    kept = [node.meta["val"] for node, num in counts.items() if num > least and node in constant]
+    return {id(tensor): tensor for tensor in kept}

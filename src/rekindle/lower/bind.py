@@ -14,11 +14,11 @@ from torch import fx
 
 from rekindle.torch_compat import (
     TorchDispatchMode,
+    add_call,
     bare_call,
     eager_kernels,
     is_overload,
     nn_functions,
-    pytree,
 )
 
 _forms: dict[Any, str] = {}  # kind of call -> "method", "function", "nn" or "bare"
@@ -27,36 +27,43 @@ _forms: dict[Any, str] = {}  # kind of call -> "method", "function", "nn" or "ba
 def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """Adds the call to the graph; the `meta["like"]` of its tensor arguments tells their kind."""
     if not is_overload(target) or target.namespace != "aten":
-        return graph.call_function(target, args, kwargs)
+        return add_call(graph, "call_function", target, args, kwargs)
     name = target._schema.name.split("::")[1]
     match _form(target, name, args, kwargs):
         case "method":
-            return graph.call_method(name, args, kwargs)
+            return add_call(graph, "call_method", name, args, kwargs)
         case "function":
-            return graph.call_function(getattr(torch, name), args, kwargs)
+            return add_call(graph, "call_function", getattr(torch, name), args, kwargs)
         case "nn":
-            return graph.call_function(getattr(nn_functions, name), args, kwargs)
+            return add_call(graph, "call_function", getattr(nn_functions, name), args, kwargs)
         case _:
-            return graph.call_function(bare_call(target), args, kwargs)
+            return add_call(graph, "call_function", bare_call(target), args, kwargs)
 
 
 def _form(target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    if not any(isinstance(a, fx.Node) for a in leaves):
+    found: list[Any] = []  # what the tensors among the arguments are like
+    kinds = _kind(args, found), _kind(kwargs, found)
+    if not found:
         return "bare"  # makes a tensor from nothing: a trial would fill it, or draw from the stream
-    if any(isinstance(a, fx.Node) and a.meta.get("like") is None for a in leaves):
+    if any(like is None for like in found):
         return "bare"
-    key = (target, str(spec), tuple(_kind(a) for a in leaves))
-    if key not in _forms:
-        _forms[key] = _try_forms(target, name, pytree.tree_unflatten(leaves, spec))
-    return _forms[key]
+    key = (target, *kinds)
+    form = _forms.get(key)
+    if form is None:
+        form = _forms[key] = _try_forms(target, name, (args, kwargs))
+    return form
 
 
-def _kind(leaf: Any) -> Any:
-    if isinstance(leaf, fx.Node):
-        like = leaf.meta["like"]
-        return ("tensor", like.dtype, like.dim() == 0)
-    return type(leaf)
+def _kind(arg: Any, found: list[Any]) -> Any:
+    if isinstance(arg, fx.Node):
+        like = arg.meta.get("like")
+        found.append(like)
+        return None if like is None else (like.dtype, like.dim() == 0)
+    if isinstance(arg, (list, tuple)):
+        return (type(arg), *[_kind(a, found) for a in arg])
+    if isinstance(arg, dict):
+        return (type(arg), *[(k, _kind(a, found)) for k, a in arg.items()])
+    return type(arg)
 
 
 def _try_forms(target: Any, name: str, call: Any) -> str:
@@ -66,7 +73,7 @@ def _try_forms(target: Any, name: str, call: Any) -> str:
         like = leaf.meta["like"]
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
 
-    args, kwargs = pytree.tree_map(as_meta, call, is_leaf=lambda x: isinstance(x, fx.Node))
+    args, kwargs = fx.node.map_aggregate(call, as_meta)
     forms: list[tuple[str, Any]] = []
     if args and isinstance(args[0], torch.Tensor) and hasattr(torch.Tensor, name):
         forms.append(("method", functools.partial(_method, name)))

@@ -25,7 +25,7 @@ from rekindle.capture.program import Program, ProgramOp
 from rekindle.core import Schedule
 from rekindle.lower import bind
 from rekindle.lower.calls import clone_storage, replay, rng_state
-from rekindle.torch_compat import compile_boxed
+from rekindle.lower.code import compile_boxed
 
 aten = torch.ops.aten
 
@@ -346,6 +346,7 @@ class _Emitter:
 
     def _begin(self, carried: Sequence[Any]) -> None:
         self.graph = fx.Graph()
+        self.first_call: fx.Node | None = None
         self.residents: dict[fx.Node, fx.Node] = {}
         self.resident_views: dict[fx.Node, fx.Node] = {}
         self.incoming_tangents: dict[int, fx.Node] = {}
@@ -366,7 +367,6 @@ class _Emitter:
                     again.add(copy)
                     buffer.roots, buffer.views = {}, {}
                 buffer.roots[root] = node
-        self.first_free = len(carried)
 
     def _bind_tangents(self, tangents: Sequence[int]) -> None:
         op = self.program.ops[self.steps[self.loss_step]]
@@ -398,7 +398,7 @@ class _Emitter:
                 copy, root = item
                 outs.append(self.buffers[copy].roots[root])
         self.graph.output(outs)
-        return compile_boxed(self.graph), str(self.graph)
+        return compile_boxed(self.graph)
 
     def _carried(self, stop: int) -> list[Any]:
         """What later graphs read: copies made before `stop` and used at or after it."""
@@ -503,6 +503,7 @@ class _Emitter:
     ) -> fx.Node:
         """A call whose result looks `like` this tensor without data."""
         node = bind.call(self.graph, target, args, kwargs)
+        self.first_call = self.first_call or node
         node.meta["like"] = like if isinstance(like, torch.Tensor) else None
         return node
 
@@ -539,19 +540,12 @@ class _Emitter:
             base = self.program.base[base]
         if base not in self.residents:
             assert base.op == "placeholder", f"{base} is read before it is made"
-            first = self._first_call()
-            if first is None:
+            if self.first_call is None:
                 self.residents[base] = self._placeholder(base.name, base.meta["val"])
             else:
-                with self.graph.inserting_before(first):
+                with self.graph.inserting_before(self.first_call):
                     self.residents[base] = self._placeholder(base.name, base.meta["val"])
         return self._view(node, self.residents, self.resident_views)
-
-    def _first_call(self) -> fx.Node | None:
-        for node in self.graph.nodes:
-            if node.op != "placeholder":
-                return node
-        return None
 
     def _view(
         self, node: fx.Node, roots: dict[fx.Node, fx.Node], views: dict[fx.Node, fx.Node]

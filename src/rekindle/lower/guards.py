@@ -14,7 +14,8 @@ from torch import fx
 from rekindle.capture import JointGraph, effects
 from rekindle.capture.record import Scalar, slice_of
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import compile_boxed, eager_kernels
+from rekindle.lower.code import compile_boxed
+from rekindle.torch_compat import eager_kernels
 
 
 class Guards:
@@ -54,7 +55,7 @@ class Guards:
                 made[node] = graph.node_copy(node, made.__getitem__)
         answers += [self._ask(graph, made, q) for q in questions[at:]]
         graph.output(tuple(answers))
-        self.run = compile_boxed(graph)
+        self.run, _ = compile_boxed(graph)
 
     @staticmethod
     def _ask(graph: fx.Graph, made: dict[fx.Node, fx.Node], question: Scalar) -> fx.Node:

@@ -38,9 +38,11 @@ class Plan(Protocol):
     """What the module needs of a plan."""
 
     joint: JointGraph
-    runner: Runner
     peak_bytes: int
     keep_all_peak_bytes: int
+
+    @property
+    def runner(self) -> Runner: ...
 
     @property
     def overhead(self) -> float: ...

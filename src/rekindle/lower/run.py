@@ -4,7 +4,7 @@ One call is a chain of autograd Functions, linked by empty tensors:
 
     leaves of the last stretch -> [stretch n] -> link -> ... -> [stretch 1] -> link -> [outputs]
 
-The forward code runs when the outputs are made. The backward goes the other way: each stretch
+The forward code has run before. The backward goes the other way: each stretch
 hands out the gradients that are finished, and the engine, which runs what accumulates a gradient
 before anything else, stores them before the next stretch begins. What a call needs later travels
 in a `Step`, reachable from the Functions alone: no reference cycle, and a step whose outputs are
@@ -22,7 +22,12 @@ from rekindle.core import Schedule
 from rekindle.lower.emit import Stretch, emit, emit_resumed
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
-from rekindle.torch_compat import autocast_state, backward_keeps_graph, eager_kernels
+from rekindle.torch_compat import (
+    autocast_state,
+    backward_keeps_graph,
+    eager_kernels,
+    outside_modes,
+)
 
 
 class Step:
@@ -47,7 +52,13 @@ class Step:
 class Runner:
     """A lowered plan with the positions of everything it reads, ready to be called."""
 
-    def __init__(self, program: Program, schedule: Schedule, cuda_graph: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        cuda_graph: bool = False,
+        guards: Guards | None = None,
+    ) -> None:
         joint, lowered = program.joint, emit(program, schedule)
         self.program = program
         self.schedule = schedule
@@ -69,7 +80,7 @@ class Runner:
             for s in (n.meta["source"] for n in self.placeholders)
         ]
         position = {n: i for i, n in enumerate(self.placeholders)}
-        self.guards = Guards(joint)
+        self.guards = Guards(joint) if guards is None else guards
         self.guard_positions = [position[n] for n in self.guards.placeholders]
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
@@ -139,15 +150,16 @@ class Runner:
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
+        with torch.no_grad():
+            outs = self.forward(step)
         if not self.lowered.stretches:
-            with torch.no_grad():
-                return self.forward(step)
+            return outs
+        # The chain is built while the device works.
         link = torch.empty(0, device=self.device)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
             link = _Stretch.apply(self, step, index, link, *leaves)
-        outs = _Outputs.apply(self, step, link)
-        return list(outs)
+        return list(_Outputs.apply(self, step, outs, link))
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -246,7 +258,8 @@ class Runner:
             if g is not None
         )
         joint = self.joint.with_tangents(tangents, autocast_state())
-        return _OtherBackward(self, joint)
+        with outside_modes():  # lowering tries calls, which are no part of the step
+            return _OtherBackward(self, joint)
 
     def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
         source = self.placeholders[p].meta["source"]
@@ -373,11 +386,13 @@ class _Stretch(torch.autograd.Function):  # type: ignore[misc]
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, runner: Runner, step: Step, _link: torch.Tensor) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
+    ) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = (runner, step)
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
-        outs = tuple(out.detach() for out in runner.forward(step))
+        outs = tuple(out.detach() for out in made)
         ctx.mark_non_differentiable(*[outs[k] for k in runner.non_differentiable])
         return outs
 
@@ -386,7 +401,7 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
         _refuse_double_backward()
         runner, step = ctx.call
         runner.choose_backward(step, grads)
-        return None, None, None
+        return None, None, None, None
 
 
 def _refuse_double_backward() -> None:

@@ -34,6 +34,14 @@ def _tensor_key(t: torch.Tensor, grad: bool) -> tuple[Any, ...]:
     return (type(t), t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
 
 
+_TRAINING = operator.attrgetter("training")
+_ASPECTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "requires_grad": operator.attrgetter("requires_grad"),
+    "dtype": operator.attrgetter("dtype"),
+    "device": operator.attrgetter("device"),
+    "shape": operator.attrgetter("shape"),
+    "strides": torch.Tensor.stride,
+}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -48,19 +56,18 @@ class ModuleView:
         buffers: Sequence[str],
         pattern: "ModuleView | None" = None,
     ) -> None:
-        self.modules = [(m._modules, tuple(m._modules.values()), m) for m in model.modules()]
+        self.modules = list(model.modules())
+        self.children = [m._modules for m in self.modules]
+        self.tree = list(map(tuple, map(dict.values, self.children)))
         # Hooks of submodules are part of what was captured; the model's own run around each call.
         self.hooks = [
-            m.__dict__[kind]
-            for _, _, m in self.modules[1:]
-            for kind in _HOOKS
-            if kind in m.__dict__
+            m.__dict__[kind] for m in self.modules[1:] for kind in _HOOKS if kind in m.__dict__
         ]
         self.places = [_place(model, name, "_parameters") for name in parameters]
         self.places += [_place(model, name, "_buffers") for name in buffers]
         if pattern is None:
             self.expected = self.tensors_key(self.tensors())
-            self.training = tuple([m.training for _, _, m in self.modules])
+            self.training = list(map(_TRAINING, self.modules))
             self.num_hooks = list(map(len, self.hooks))
             self.settings = list(_settings(model))
         else:
@@ -72,25 +79,25 @@ class ModuleView:
         return [d[name] for d, name in self.places]
 
     @staticmethod
-    def tensors_key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        return tuple([(t.requires_grad, t.dtype, t.device, t.shape, t.stride()) for t in tensors])
+    def tensors_key(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
+        """Per aspect, that of each tensor."""
+        return tuple([list(map(get, tensors)) for get in _ASPECTS.values()])
 
     def miss(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """None where the module is as planned, else what is not."""
-        for children, old, _ in self.modules:
-            if tuple(children.values()) != old:
-                return "submodules were replaced"
-        if tuple([m.training for _, _, m in self.modules]) != self.training:
+        """None where the module is as planned, else what is not. The GPU waits for this at the
+        start of every step: all of it is loops inside the interpreter."""
+        if list(map(tuple, map(dict.values, self.children))) != self.tree:
+            return "submodules were replaced"
+        if list(map(_TRAINING, self.modules)) != self.training:
             return "training flags differ (model.train() / model.eval())"
         if list(map(len, self.hooks)) != self.num_hooks:
             return "hooks of submodules were added or removed"
         key = self.tensors_key(tensors)
         if key != self.expected:
-            what = ("requires_grad", "dtype", "device", "shape", "strides")
-            for (_, name), now, then in zip(self.places, key, self.expected, strict=True):
-                if now != then:
-                    word = next(w for w, a, b in zip(what, now, then, strict=True) if a != b)
-                    return f"{word} of {name} changed"
+            for aspect, now, then in zip(_ASPECTS, key, self.expected, strict=True):
+                for (_, name), a, b in zip(self.places, now, then, strict=True):
+                    if a != b:
+                        return f"{aspect} of {name} changed"
         return None
 
     def changed(self, is_unread: Callable[["Settings", str], bool]) -> str | None:
@@ -98,9 +105,9 @@ class ModuleView:
         One that changes is asked about once; if forward does not read it, it is forgotten. Behind
         one that has a default in its class nobody can see: there the new value is what is asked
         about, and expected from then on."""
+        if all(map(Settings.as_before, self.settings)):
+            return None
         for settings in self.settings:
-            if settings.as_before():
-                continue
             for name, old, now in settings.differences():
                 if name not in settings.read and is_unread(settings, name):
                     if settings.has_default(name):
@@ -116,7 +123,7 @@ class ModuleView:
 class Settings:
     """The plain attributes of one module, or of its config."""
 
-    __slots__ = ("_get", "_is_config", "_module", "_values", "owner", "read")
+    __slots__ = ("_expected", "_get", "_is_config", "_module", "_values", "owner", "read")
 
     def __init__(
         self, model: nn.Module, module: str, is_config: bool, values: dict[str, Any]
@@ -139,14 +146,13 @@ class Settings:
 
     def _set(self, values: dict[str, Any]) -> None:
         self._values = values
-        self._get = operator.itemgetter(*values) if len(values) > 1 else None
+        names = [*values] if len(values) > 1 else [*values, *values]  # of one name: a tuple too
+        self._get = operator.itemgetter(*names) if names else None
+        self._expected = tuple([values[name] for name in names])
 
     def as_before(self) -> bool:
         try:
-            if self._get is None:
-                table = self.owner.__dict__
-                return all(table[name] == value for name, value in self._values.items())
-            return bool(self._get(self.owner.__dict__) == tuple(self._values.values()))
+            return self._get is None or bool(self._get(self.owner.__dict__) == self._expected)
         except KeyError:
             return False
 

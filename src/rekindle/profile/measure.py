@@ -11,11 +11,8 @@ memory than the largest op (and on a GPU about 150 MiB to keep it busy and its c
 """
 
 import contextlib
-import functools
 import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import fx, profiler
 
+from rekindle.profile.allocator import allocator_deltas, peak_of
 from rekindle.profile.base import OpProfile, Source
 from rekindle.profile.blocks import Blocks, blocks_of
 from rekindle.profile.estimate import output_blocks
 from rekindle.profile.inputs import input_bytes, make_inputs
 from rekindle.profile.signature import OpCall
+from rekindle.profile.stream import stream_cost
 
 Thunk = Callable[[], Any]
 
@@ -279,133 +277,6 @@ class CudaBench:
 
     def release(self) -> None:
         torch.cuda.empty_cache()
-
-
-@dataclass(frozen=True, slots=True)
-class StreamCost:
-    """What the host needs for a small op: in a loop of the same op, where caches and branch
-    predictors know it by heart, and in a stream of different ops."""
-
-    alone_ns: float
-    mixed_ns: float
-
-
-def stream_cost(device: torch.device, num_ops: int = 480, num_passes: int = 7) -> StreamCost:
-    """By a long chain of small ops in generated code, as a lowered plan is, each line of which runs
-    once."""
-    x = torch.zeros(16, 16, device=device)
-    weight = torch.zeros(16, device=device)
-    aten = torch.ops.aten
-    calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (aten.mm.default, ("x", "x")),
-        (aten.add.Tensor, ("x", "x")),
-        (aten.view.default, ("x", [8, 32])),
-        (aten.native_layer_norm.default, ("x", [16], "w", "w", 1e-5)),
-        (aten.t.default, ("x",)),
-        (aten.addmm.default, ("w", "x", "x")),
-        (aten.gelu.default, ("x",)),
-        (aten.mul.Tensor, ("x", "x")),
-        (aten._softmax.default, ("x", 1, False)),
-        (aten.sum.dim_IntList, ("x", [0], True)),
-        (aten.relu.default, ("x",)),
-        (aten.clone.default, ("x",)),
-        (aten.threshold_backward.default, ("x", "x", 0)),
-        (aten.expand.default, ("w", [16, 16])),
-        (aten.cat.default, (["x", "x"], 1)),
-        (aten.sigmoid.default, ("x",)),
-    ]
-
-    def filled(arg: Any, names: dict[str, Any]) -> Any:
-        if isinstance(arg, list):
-            return [filled(a, names) for a in arg]
-        return names.get(arg, arg) if isinstance(arg, str) else arg
-
-    graph = fx.Graph()
-    names = {"x": graph.placeholder("x"), "w": graph.placeholder("w")}
-    for i in range(num_ops):
-        target, args = calls[i % len(calls)]
-        graph.call_function(target, tuple(filled(a, names) for a in args))
-    graph.output(names["x"])
-    chain = fx.GraphModule(torch.nn.Module(), graph).forward
-
-    def clock(run: Thunk, repeats: int) -> float:
-        _settle(device)
-        # The thread's own clock: a pass is long enough for another process to come between.
-        begin = time.thread_time_ns()
-        for _ in range(repeats):
-            run()
-        return (time.thread_time_ns() - begin) / repeats
-
-    tensors = {"x": x, "w": weight}
-    alone = []
-    with torch.no_grad():
-        for target, args in calls:
-            given = tuple(filled(a, tensors) for a in args)
-            run = functools.partial(target, *given)
-            clock(run, 3)
-            alone.append(statistics.median(clock(run, 20) for _ in range(3)))
-        clock(lambda: chain(x, weight), 2)
-        mixed = statistics.median(clock(lambda: chain(x, weight), 1) for _ in range(num_passes))
-    return StreamCost(max(1.0, statistics.mean(alone)), mixed / num_ops)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def allocator_deltas(fn: Thunk) -> list[int]:
-    """The CPU allocator's events while `fn` runs, in order: bytes taken (+) and given back (-)."""
-    session = profiler.profile(
-        activities=[profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    )
-    with _without_profiler_log():
-        session.start()
-    try:
-        fn()
-    finally:
-        with _without_profiler_log():
-            session.stop()
-    results = session.profiler.kineto_results
-    events = [e for e in results.events() if e.name() == "[memory]"]
-    events = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU]
-    events.sort(key=lambda e: e.start_ns())
-    return [e.nbytes() for e in events]
-
-
-@contextmanager
-def _without_profiler_log() -> Iterator[None]:
-    """The profiler library writes its own state changes to stderr, past Python and past its log
-    level (lines "USDT:..." and "STAGE:..."); those are dropped, anything else passes on."""
-    sys.stderr.flush()
-    try:
-        kept = os.dup(2)
-    except OSError:  # no stderr at all
-        yield
-        return
-    try:
-        with tempfile.TemporaryFile() as caught:
-            os.dup2(caught.fileno(), 2)
-            try:
-                yield
-            finally:
-                sys.stderr.flush()
-                os.dup2(kept, 2)
-            caught.seek(0)
-            rest = [line for line in caught if not line.startswith((b"USDT:", b"STAGE:"))]
-            if rest:
-                os.write(2, b"".join(rest))
-    finally:
-        os.close(kept)
-
-
-def peak_of(deltas: list[int]) -> int:
-    """The highest level above the start."""
-    level = peak = 0
-    for delta in deltas:
-        level += delta
-        peak = max(peak, level)
-    return peak
 
 
 def _true_blocks(call: OpCall, result: Any, blocks: Blocks) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.profile.measure import allocator_deltas, peak_of
+from rekindle.profile.allocator import allocator_deltas, peak_of
 
 
 @dataclass(frozen=True, slots=True)

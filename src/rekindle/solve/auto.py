@@ -3,7 +3,8 @@
 In this order, each step only where the one before left something to gain:
 
 1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
-2. Tiny problems: the optimum over all schedules (`cpp/exact.cpp`).
+2. Small problems (some 25 values, sometimes 60): the optimum over all schedules, by A* over what
+   is in memory (`cpp/exact.cpp`); with more states once there is a schedule to beat.
 3. A lower bound (`cpp/bound.h`): at the moment an op first runs, every other op has run or will,
    and what is still to be read is in memory or is made again; the cheapest choice under the budget
    is a minimum cut for each price of memory. Valid for every order, milliseconds for thousands of
@@ -32,7 +33,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import answer, too_large, trivial_floor
 from rekindle.solve.bound import best_bound
 from rekindle.solve.fastsa import LARGE
 from rekindle.solve.progress import Progress, report
@@ -51,7 +52,7 @@ class Auto:
     exact: ClassVar[bool] = False
 
     def accepts(self, problem: Problem) -> str | None:
-        return None
+        return too_large(problem)
 
     def solve(
         self,
@@ -144,11 +145,13 @@ class _Search:
             self.stopped_by = "proof"
             self._shrink()
             return
-        if self._tiny():
+        if self._exactly(QUICK_STATES):
             return
         self._bound()
         self._policies()
         self._saves()
+        if not self.done and self._exactly(MOST_STATES):
+            return
         self._improve()
         if self.best is None:
             self._shrink()
@@ -157,17 +160,18 @@ class _Search:
         elif not self.stopped_by:
             self.stopped_by = "time limit" if self.left_s <= 0 else "no improvement"
 
-    def _tiny(self) -> bool:
-        if _native.exact_bits(self.problem.native) > 20:
-            return False
+    def _exactly(self, max_states: int) -> bool:
+        """True if so many states are enough for the optimum, or a proof that nothing fits."""
         finished, feasible, ops = _native.solve_exact(
-            self.problem.native, self.budget, self.left_s / 2
-        )
+            self.problem.native, self.budget, self.left_s / 2,
+            below=self.best[0] if self.best is not None else -1,
+            max_states=int(max_states * min(1.0, 4 * self.options.effort)),
+        )  # fmt: skip
         if not finished:
             return False
         if feasible:
             self.offer(ops, "exact")
-            assert self.best is not None
+        if self.best is not None:
             self.bound = self.best[0]
         else:
             self.infeasible = True
@@ -189,7 +193,7 @@ class _Search:
         max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(order) + 1))))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            (0.03 if self._for_annealing else 0.1) * self.left_s, self.threads,
+            (0.03 if self._for_annealing else 0.05) * self.left_s, self.threads,
         )  # fmt: skip
         if ops:
             self.offer(ops, "eviction policies")
@@ -200,7 +204,7 @@ class _Search:
         problem = self.problem
         if self.done:
             return
-        moment, share = problem.loss_op, 0.3
+        moment, share = problem.loss_op, 0.2
         if moment is None:  # no moment splits the problem as the loss does: a short look
             share = 0.02 if self._for_annealing else 0.05
             memory = simulate(problem, keep_all(problem)).memory
@@ -226,10 +230,11 @@ class _Search:
         stalled = 0
         # Without a loss op nothing before this was made for the problem: annealing begins afresh.
         rounds = _AFTER_SAVES if self.problem.loss_op is not None else _FROM_NOTHING
+        turn = 0  # of the rounds
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05 or stalled >= len(rounds):
                 return
-            kind = rounds[round_ % len(rounds)]
+            kind = rounds[turn % len(rounds)]
             if self.best is None:
                 kind = _SQUEEZE if round_ % 2 else _AFRESH
             fits = int(rate * self.left_s / num_seeds)
@@ -248,27 +253,56 @@ class _Search:
                 before is None or before - after > 0.1 * self.options.gap * self.base_cost
             )
             stalled = 0 if gained else stalled + 1
-            if self.best is None or (round_ + 1) % len(rounds) == 0:
+            if not gained:  # what gained is done again
+                turn += 1
+            if self.best is None or (not gained and turn % len(rounds) == 0):
                 moves *= 2
 
     def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
-        """One call of the annealer; the seconds it took and the moves it made."""
+        """One round of annealing; the seconds it took and the moves it made."""
         plain = list(keep_all(self.problem).ops)
         incumbent = list(self.best[2].ops) if self.best is not None else plain
-        starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
         begun = time.monotonic()
+        first_seed = self.seed * 10_000 + 100 * (round_ + 1)
+        if not kind.again:
+            starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
+            found = self._anneal_from(starts, kind, kind.hot, first_seed, moves, self.left_s)
+            return time.monotonic() - begun, sum(r.moves for r in found)
+        # Several short ones from nothing, then on from the best of these, incumbent or not.
+        starts = [plain] * 2 * num_seeds
+        share = 0.5 * self.left_s
+        found = self._anneal_from(starts, kind, kind.hot, first_seed, moves // 4, share)
+        found.sort(key=lambda r: (not r.within, r.best_cost if r.within else r.smallest_peak))
+        starts = [list(r.best or r.smallest) for r in found[:num_seeds]]
+        made = sum(r.moves for r in found)
+        for k, hot in enumerate((2.0, 0.3)):
+            share = self.left_s / (2 - k)
+            found = self._anneal_from(
+                starts, kind, hot, first_seed + 40 + 20 * k, moves // 2, share
+            )
+            starts = [list(r.best or r.smallest) for r in found]
+            made += sum(r.moves for r in found)
+        return time.monotonic() - begun, made
+
+    def _anneal_from(
+        self,
+        starts: list[list[int]],
+        kind: "_Round",
+        hot: float,
+        first_seed: int,
+        moves: int,
+        time_limit_s: float,
+    ) -> list[_native.AnnealResult]:
         results, ended = _native.anneal(
-            self.problem.native, starts, int(kind.limit * self.budget),
-            _native.Objective.area,
-            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
-            moves, self.left_s, self.threads, hot=kind.hot, ratchet=kind.ratchet,
-            windows=kind.windows,
+            self.problem.native, starts, int(kind.limit * self.budget), _native.Objective.area,
+            [first_seed + k for k in range(len(starts))],
+            moves, time_limit_s, self.threads, hot=hot, ratchet=kind.ratchet, windows=kind.windows,
         )  # fmt: skip
         for result in results:
             self.offer(result.best or result.smallest, "annealing")
         if ended == "interrupt":
             raise KeyboardInterrupt
-        return time.monotonic() - begun, sum(r.moves for r in results)
+        return list(results)
 
     def _rebuild(self, round_: int, tries: int) -> None:
         assert self.best is not None
@@ -310,15 +344,19 @@ class _Round:
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
     ratchet: bool = False  # the limit is lowered to the budget step by step
     windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
+    again: bool = False  # several from the plain order, then on from the best of them
     rebuild: bool = False
 
 
-MOVES_OF_A_TRY = 800  # the moves of annealing that take as long as one try of rebuilding
+QUICK_STATES, MOST_STATES = 60_000, 500_000  # a tenth of a second, and a second
+MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
 _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
+_AGAIN = _Round(50.0, again=True)
 _AFTER_SAVES = (
-    _COLD, _Round(rebuild=True), _AFRESH, _Round(0.3), _Round(rebuild=True), _TIGHTER, _Round(3.0),
+    _COLD, _Round(rebuild=True), _AGAIN, _Round(0.3), _AGAIN, _Round(rebuild=True), _TIGHTER,
+    _AGAIN, _Round(3.0),
 )  # fmt: skip
 # One annealing from the plain order may end far above another: several, rather than longer ones.
 # Then stretch by stretch.

@@ -17,6 +17,9 @@ from rekindle.errors import InvalidSchedule, SolverRefused, SolverUnavailable
 # How each library that a solver may need is installed.
 PIP_NAMES = {"highspy": "highspy", "ortools": '"rekindle[cp]"', "gurobipy": "gurobipy"}
 
+LARGEST_SIZES = 2**60  # memory stays exact in 64 signed bits, whatever is alive twice
+LARGEST_COSTS = 2**56
+
 
 class Solver(Protocol):
     """A final frozen dataclass whose fields are its options."""
@@ -39,6 +42,17 @@ class Solver(Protocol):
     ) -> Solution:
         """The best schedule found within the budget. Keeps the time limit and returns the best so
         far on KeyboardInterrupt."""
+
+
+def too_large(problem: Problem) -> str | None:
+    """None, or why the native searches, which add up in 64 bits, would not be exact."""
+    total = sum(value.size for value in problem.values) + sum(op.workspace for op in problem.ops)
+    if total >= LARGEST_SIZES:
+        return f"its sizes sum to {total}, and sums are exact up to 2^60; use a larger size unit"
+    cost = sum(op.cost for op in problem.ops)
+    if cost >= LARGEST_COSTS:
+        return f"its costs sum to {cost}, and sums are exact up to 2^56; use a larger cost unit"
+    return None
 
 
 def missing_requirements(solver: Solver) -> tuple[str, ...]:

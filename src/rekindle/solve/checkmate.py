@@ -52,6 +52,24 @@ class StagedResult:
     infeasible: bool
     stopped_by: str  # "proof", "time limit" or "interrupt"
 
+    @classmethod
+    def of_extras(
+        cls,
+        total: int,
+        best: Schedule | None,
+        best_extra: int,
+        least_extra: int,
+        infeasible: bool,
+        stopped_by: str,
+    ) -> "StagedResult":
+        """Of a search over the cost beyond `total`: of the best schedule, and the least proven.
+        It ended by itself unless `stopped_by` says otherwise: by a proof, or for want of time."""
+        optimal = best is not None and least_extra >= best_extra
+        bound = total + min(least_extra, best_extra)
+        proven = optimal or infeasible
+        stopped_by = stopped_by or ("proof" if proven else "time limit")
+        return cls(best, bound, optimal, infeasible, stopped_by)
+
 
 @dataclass(frozen=True, slots=True)
 class Checkmate:
@@ -184,15 +202,8 @@ class _Search:
             self.stopped_by = "interrupt"
         except OutOfTime:
             self.stopped_by = "time limit"
-        optimal = self.best is not None and self.least_extra >= self.best_extra
-        if not optimal and not infeasible and not self.stopped_by:
-            self.stopped_by = "time limit"
-        return StagedResult(
-            schedule=self.best,
-            bound=self.total + min(self.least_extra, self.best_extra),
-            optimal=optimal,
-            infeasible=infeasible,
-            stopped_by=self.stopped_by or "proof",
+        return StagedResult.of_extras(
+            self.total, self.best, self.best_extra, self.least_extra, infeasible, self.stopped_by
         )
 
     def _deepen(self) -> bool:

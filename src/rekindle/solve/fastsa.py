@@ -32,14 +32,12 @@ from typing import Any, ClassVar, Literal
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all
 from rekindle.core.simulate import run_native
-from rekindle.solve.base import answer
+from rekindle.solve.base import LARGEST_COSTS, answer, too_large
 from rekindle.solve.grouping import Grouping, group_ops
 from rekindle.solve.progress import Progress, report
 
 Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float], float]
 
-LARGEST_SIZES = 2**60  # memory stays exact in 64 signed bits, whatever is alive twice
-LARGEST_COSTS = 2**56
 LARGE = 3000  # ops; beyond, there are too few moves per op to get far from keep-all
 ORDER_SETS = 15_000_000  # op sets looked at by `reorder`, times ops: some tenths of a second
 
@@ -356,13 +354,3 @@ def default_moves(problem: Problem) -> int:
     """Enough for the published instances to settle; seconds up to a few thousand ops."""
     num_ops = len(problem.ops)
     return max(200_000, min(20_000 * num_ops, 6_000_000), 1_500 * num_ops)
-
-
-def too_large(problem: Problem) -> str | None:
-    total = sum(value.size for value in problem.values) + sum(op.workspace for op in problem.ops)
-    if total >= LARGEST_SIZES:
-        return f"its sizes sum to {total}, and sums are exact up to 2^60; use a larger size unit"
-    cost = sum(op.cost for op in problem.ops)
-    if cost >= LARGEST_COSTS:
-        return f"its costs sum to {cost}, and sums are exact up to 2^56; use a larger cost unit"
-    return None

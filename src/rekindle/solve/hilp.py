@@ -17,7 +17,7 @@ its backward, so that the phantom variables Sp are sums of X. Variables and cons
   makes or reads the value) to the next. K before a run that reads it >= CR (for a backward: the Z
   of the options that read it, B.1.2); after a making run K <= K before + CR; after a reading one
   K <= K before. The drop of K at a run is B.3's D, so no product of hazards is needed.
-                                                                             `_read`, `_make`
+                                                                   `Ledger.read`, `Ledger.make`
 - Memory at each sub-step of each run of each option (Eq. 10 with the correction terms): what others
   keep, inputs not needed after the sub-step as they are after the run, outputs from where they are
   made, what is inside by the option. `corrections` off: every input stays, every output is there
@@ -31,16 +31,13 @@ infeasible here (other option makers and solvers cover it). A re-run of F_k is c
 outputs; those that nothing reads fall away when the runs are lowered to ops.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rekindle.solve.highs import INF, Floats, Model, Outcome, solve_mip
+from rekindle.solve.hilp_rows import ONE, Ledger, Row, add_to
 from rekindle.solve.level import Child, Interface, Level, Plan, interface, runs_once
 from rekindle.solve.options import SubStep
-
-ONE = -1  # the column of the constant
-Row = dict[int, float]  # column -> factor
-MARGIN = 2e-6  # of the budget: above what HiGHS lets a row be violated by
 
 
 @dataclass(slots=True)
@@ -52,21 +49,17 @@ class LevelModel:
     least: int  # no budget below this will be asked for
     corrections: bool = True
     model: Model = field(default_factory=Model, init=False)
+    _ledger: Ledger = field(init=False)
     _layers: list[Interface] = field(init=False)
     _x: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False)
     _y: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     _z: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
-    _kept: dict[int, Row] = field(default_factory=dict, init=False)  # value -> its K now
-    _phantoms: dict[int, Row] = field(default_factory=dict, init=False)  # layer -> bytes now
-    _last_event: dict[int, int] = field(default_factory=dict, init=False)
     _allowed: list[set[int]] = field(default_factory=list, init=False)  # per phase: layers
-    _alive: dict[int, int] = field(default_factory=dict, init=False)  # gradients -> bytes
-    _budget_rows: list[tuple[int, float, bool]] = field(default_factory=list, init=False)
-    _now: int = field(default=0, init=False)
     _scale: float = field(default=1.0, init=False)
     stopped: bool = field(default=False, init=False)  # whether a limit ended the last solve
 
     def __post_init__(self) -> None:
+        self._ledger = Ledger(self.level, self.least, self.model)
         self._layers = [interface(child, self.level) for child in self.level.children]
         costs = [o.cost for child in self.level.children for o in child.options]
         self._scale = max(1.0, sum(costs) / max(1, len(costs)))
@@ -136,7 +129,7 @@ class LevelModel:
         self._y[phase, k] = column
         run[column] = 1.0
         if len(run) > 1 or phase == 0:
-            self._row(1.0 if phase == 0 else -INF, run, 1.0)
+            self._ledger.row(1.0 if phase == 0 else -INF, run, 1.0)
 
     def _add_backward_choice(self, k: int) -> None:
         options = self.level.children[k].options
@@ -150,8 +143,8 @@ class LevelModel:
                 for phase in range(self.phase_of(k) + 1):
                     if (phase, k, o) in self._x:
                         row[self._x[phase, k, o]] = 1.0
-                self._row(0.0, row, 0.0)
-        self._row(1.0, choice, 1.0)
+                self._ledger.row(0.0, row, 0.0)
+        self._ledger.row(1.0, choice, 1.0)
 
     def _run(self, phase: int, k: int) -> Row:
         """CR: whether F_k runs in the phase."""
@@ -178,10 +171,10 @@ class LevelModel:
                 touched = (v for reads in self._layers[k].backward_reads for v in reads)
             else:
                 touched = (*self._layers[k].makes, *self._layers[k].reads)
-            self._last_event.update(dict.fromkeys(touched, s))
+            self._ledger.last_event.update(dict.fromkeys(touched, s))
         grads = self._gradients()
         for s, (phase, k, is_backward) in enumerate(steps):
-            self._now = s
+            self._ledger.now = s
             if k < 0:
                 self._loss(grads)
             elif is_backward:
@@ -201,12 +194,13 @@ class LevelModel:
 
     def _forward(self, phase: int, k: int, grads: dict[int, int]) -> None:
         child, layer = self.level.children[k], self._layers[k]
+        ledger = self._ledger
         run = self._run(phase, k)
-        before = {v: self._kept.get(v, {}) for v in (*layer.reads, *layer.makes)}
-        fresh = {v: self._make(v, run, len(layer.makes) == 1) for v in layer.makes}
+        before = {v: ledger.kept.get(v, {}) for v in (*layer.reads, *layer.makes)}
+        fresh = {v: ledger.make(v, run, len(layer.makes) == 1) for v in layer.makes}
         for v in layer.reads:
-            self._read(v, run)
-        others = self._others((*layer.reads, *layer.makes))
+            ledger.read(v, run)
+        others = ledger.others((*layer.reads, *layer.makes))
         for o in (-1, *range(len(child.options))):
             column = self._y.get((phase, k)) if o < 0 else self._x.get((phase, k, o))
             if column is None:
@@ -214,15 +208,15 @@ class LevelModel:
             option = child.bare if o < 0 else child.options[o]
             for step in self._sub_steps(option.forward_steps, child):
                 row = dict(others)
-                _add(row, {column: float(step.inside)})
+                add_to(row, {column: float(step.inside)})
                 for v in layer.reads:
-                    _add(row, self._kept[v] if v in step.gone else before[v], self.size(v))
+                    add_to(row, ledger.kept[v] if v in step.gone else before[v], ledger.size(v))
                 for v in layer.makes:
-                    _add(row, fresh[v] if v in step.made else before[v], self.size(v))
-                self._budget(row)
+                    add_to(row, fresh[v] if v in step.made else before[v], ledger.size(v))
+                ledger.budget(row)
         for o, option in enumerate(child.options):
             if (phase, k, o) in self._x:
-                phantom = self._phantoms.setdefault(k, {})
+                phantom = ledger.phantoms.setdefault(k, {})
                 phantom[self._x[phase, k, o]] = float(option.saved)
 
     def _sub_steps(self, steps: Sequence[SubStep], child: Child) -> list[SubStep]:
@@ -242,155 +236,61 @@ class LevelModel:
         ]
 
     def _loss(self, grads: dict[int, int]) -> None:
-        level = self.level
+        level, ledger = self.level, self._ledger
         reads = [v for v in level.loss_reads if v in level.size]
-        before = {v: self._kept[v] for v in reads}
+        before = {v: ledger.kept[v] for v in reads}
         for v in reads:
-            self._read(v, {ONE: 1.0})
-        others = self._others(reads)
+            ledger.read(v, {ONE: 1.0})
+        others = ledger.others(reads)
         made = sum(level.size.get(v, 0) for v in level.loss_makes)
         row = dict(others)
         for v in reads:
-            _add(row, before[v], self.size(v))
-        _add(row, {ONE: float(made + level.loss_workspace)})
-        self._budget(row)
+            add_to(row, before[v], ledger.size(v))
+        add_to(row, {ONE: float(made + level.loss_workspace)})
+        ledger.budget(row)
         for v in level.held:
-            self._kept[v] = {ONE: 1.0}
+            ledger.kept[v] = {ONE: 1.0}
         row = dict(others)
         for v in reads:
-            _add(row, self._kept[v], self.size(v))
-        self._budget(row, is_save=True)
-        self._alive.update({v: level.size.get(v, 0) for v in level.loss_makes})
+            add_to(row, ledger.kept[v], ledger.size(v))
+        ledger.budget(row, is_save=True)
+        ledger.alive.update({v: level.size.get(v, 0) for v in level.loss_makes})
         self._retire(self.num_layers, grads)
 
     def _retire(self, reached: int, grads: dict[int, int]) -> None:
         """Drops the gradients that no backward below `reached` reads."""
-        for v in [v for v in self._alive if grads.get(v, self.num_layers) >= reached]:
-            del self._alive[v]
+        for v in [v for v in self._ledger.alive if grads.get(v, self.num_layers) >= reached]:
+            del self._ledger.alive[v]
 
     def _backward(self, phase: int, k: int, grads: dict[int, int]) -> None:
         child, layer = self.level.children[k], self._layers[k]
+        ledger = self._ledger
         reads = sorted({v for reads in layer.backward_reads for v in reads})
-        before = {v: self._kept.get(v, {}) for v in reads}
+        before = {v: ledger.kept.get(v, {}) for v in reads}
         for v in reads:
             row: Row = {
                 self._z[k, o]: 1.0
                 for o in range(len(child.options))
                 if v in layer.backward_reads[o]
             }
-            self._read(v, {ONE: 1.0} if len(row) == len(child.options) else row)
-        self._phantoms.pop(k, None)
-        others = self._others(reads)
+            ledger.read(v, {ONE: 1.0} if len(row) == len(child.options) else row)
+        ledger.phantoms.pop(k, None)
+        others = ledger.others(reads)
         for o, option in enumerate(child.options):
             for step in self._sub_steps(option.backward_steps, child):
                 row = dict(others)
                 # Where another option runs, its own phantom is there; this row is then no tighter
                 # than that option's, since its inside is never below what it saved at its start.
-                _add(row, {self._z[k, o]: float(step.inside)})
+                add_to(row, {self._z[k, o]: float(step.inside)})
                 for v in reads:
                     in_use = v in layer.backward_reads[o] and v not in step.gone
-                    _add(row, before[v] if in_use else self._kept[v], self.size(v))
-                gone = sum(self._alive.get(v, 0) for v in step.gone if grads.get(v, k) >= k)
-                made = sum(self.size(v) for v in step.made)
-                _add(row, {ONE: float(made - gone)})
-                self._budget(row)
-        self._alive.update({v: self.level.size[v] for v in layer.grads_out})
+                    add_to(row, before[v] if in_use else ledger.kept[v], ledger.size(v))
+                gone = sum(ledger.alive.get(v, 0) for v in step.gone if grads.get(v, k) >= k)
+                made = sum(ledger.size(v) for v in step.made)
+                add_to(row, {ONE: float(made - gone)})
+                ledger.budget(row)
+        ledger.alive.update({v: self.level.size[v] for v in layer.grads_out})
         self._retire(k, grads)
-
-    # -- one value at one run
-
-    def size(self, v: int) -> float:
-        return float(self.level.size[v])
-
-    def _next(self, v: int) -> Row:
-        """The K from here to the next event: a new column, or nothing after the last one."""
-        if v in self.level.final or not self.level.size[v]:
-            return {ONE: 1.0}
-        if self._last_event[v] == self._now:
-            return {}
-        return {self.model.add_column(): 1.0}
-
-    def _read(self, v: int, run: Row) -> None:
-        before = self._kept.get(v, {})
-        if before == {ONE: 1.0}:
-            return
-        row = dict(before)
-        _add(row, run, -1.0)
-        self._row(0.0, row, INF)
-        after = self._next(v)
-        row = dict(before)
-        _add(row, after, -1.0)
-        if after:
-            self._row(0.0, row, INF)
-        self._kept[v] = after
-
-    def _make(self, v: int, run: Row, alone: bool) -> Row:
-        """What v takes while the run that makes it is on; sets its K after it."""
-        before = self._kept.get(v, {})
-        if before == {ONE: 1.0}:
-            return before
-        fresh = dict(before)
-        if before and not alone:
-            # Another output of the same run may be what is wanted: v counts once.
-            made = self.model.add_column()
-            row: Row = {made: 1.0}
-            _add(row, run, -1.0)
-            _add(row, before)
-            self._row(0.0, row, INF)
-            _add(fresh, {made: 1.0})
-        else:
-            _add(fresh, run)
-            if before:
-                self._row(-INF, fresh, 1.0)
-        after = self._next(v)
-        if after and after != {ONE: 1.0}:
-            row = dict(before)
-            _add(row, run)
-            _add(row, after, -1.0)
-            self._row(0.0, row, INF)
-        self._kept[v] = after
-        return fresh
-
-    def _others(self, touched: Iterable[int]) -> Row:
-        """Bytes of the values that the run at hand does not touch, phantoms and gradients."""
-        skip = set(touched)
-        row: Row = {ONE: float(sum(self._alive.values()))}
-        for v, kept in self._kept.items():
-            if v not in skip:
-                _add(row, kept, self.size(v))
-        for phantom in self._phantoms.values():
-            _add(row, phantom)
-        return row
-
-    # -- rows
-
-    def _row(self, lower: float, row: Row, upper: float) -> None:
-        constant = row.get(ONE, 0.0)
-        columns = [c for c, factor in row.items() if c != ONE and factor]
-        if not columns:
-            if not lower - 1e-9 <= constant <= upper + 1e-9:
-                self.model.add_row(1.0, 1.0, (), ())
-            return
-        self.model.add_row(lower - constant, upper - constant, columns, [row[c] for c in columns])
-
-    def _budget(self, row: Row, *, is_save: bool = False) -> None:
-        """A row of bytes, in parts of the least budget; its right-hand side comes when solving."""
-        if not is_save and sum(factor for factor in row.values() if factor > 0) <= self.least:
-            return
-        columns = [c for c, factor in row.items() if c != ONE and factor]
-        unit = self._unit()
-        number = self.model.add_row(-INF, INF, columns, [row[c] / unit for c in columns])
-        self._budget_rows.append((number, row.get(ONE, 0.0), is_save))
-
-    def _unit(self) -> float:
-        return float(max(1, self.least))
-
-    def _set_budgets(self, peak: int, save: int | None) -> None:
-        assert peak >= self.least
-        for number, constant, is_save in self._budget_rows:
-            limit = peak if not is_save else save
-            upper = INF if limit is None else (limit - constant) / self._unit() - MARGIN
-            self.model.row_upper[number] = upper
 
     # -- answers
 
@@ -406,7 +306,7 @@ class LevelModel:
         threads: int = 0,
     ) -> tuple[Plan | None, bool]:
         """The best plan found, and whether it is proven that there is none."""
-        self._set_budgets(peak_budget, save_budget)
+        self._ledger.set_budgets(peak_budget, save_budget)
         answer = solve_mip(
             self.model,
             time_limit_s=time_limit_s,
@@ -462,8 +362,3 @@ class LevelModel:
             else:
                 values[self._x[phase, k, o]] = 1.0
         return values
-
-
-def _add(row: Row, other: Mapping[int, float], factor: float = 1.0) -> None:
-    for column, value in other.items():
-        row[column] = row.get(column, 0.0) + factor * value

@@ -13,8 +13,8 @@ from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.partition.repeated import Part
 from rekindle.partition.separators import find_rows
-from rekindle.solve.base import Solver, trivial_floor
-from rekindle.solve.fastsa import FastSA, too_large
+from rekindle.solve.base import Solver, too_large, trivial_floor
+from rekindle.solve.fastsa import FastSA
 from rekindle.solve.options import Option, measure, split
 from rekindle.solve.parallel import interrupted
 from rekindle.solve.rotor import Rotor

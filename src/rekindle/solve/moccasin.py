@@ -115,15 +115,8 @@ class _Search:
                 infeasible = self._phase_2()
         except KeyboardInterrupt:
             self.stopped_by = "interrupt"
-        optimal = self.best is not None and self.least_extra >= self.best_extra
-        if not optimal and not infeasible and not self.stopped_by:
-            self.stopped_by = "time limit"
-        return StagedResult(
-            schedule=self.best,
-            bound=self.total + min(self.least_extra, self.best_extra),
-            optimal=optimal,
-            infeasible=infeasible,
-            stopped_by=self.stopped_by or "proof",
+        return StagedResult.of_extras(
+            self.total, self.best, self.best_extra, self.least_extra, infeasible, self.stopped_by
         )
 
     def _phase_1(self) -> bool:

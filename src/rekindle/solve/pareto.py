@@ -8,9 +8,9 @@ the schedules stay that no other beats in both peak and cost: less memory never 
 problem alone, and an answer is the last of a chain of searches from the lowest rung up to the one
 at or below the budget, each starting from the one below. The chain of a smaller budget is the
 beginning of that of a larger one, so a smaller budget never gives a cheaper schedule. That holds
-as long as no clock ends a search (`Auto` ends by itself after `max_rounds`); `auto` alone, and any
-search that a time limit ends, finds what it finds, and two budgets close to each other may come
-out the wrong way round by what such a search leaves to gain.
+as long as no clock ends a search (`Auto` ends by itself after `max_rounds`). Of `auto` alone it
+holds where both answers are proven optimal; any other finds what it finds, and two budgets close to
+each other may come out the wrong way round by what such a search leaves to gain.
 """
 
 import contextlib

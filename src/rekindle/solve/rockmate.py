@@ -28,11 +28,11 @@ from rekindle.partition.repeated import Form, Part, cut_ops
 from rekindle.partition.separators import Rows, find_rows
 from rekindle.solve.base import answer
 from rekindle.solve.chain_program import Rule
+from rekindle.solve.chain_search import solve_on_chain
 from rekindle.solve.checkmate import cheapest_staged
 from rekindle.solve.makers import ByTWRemat, budget_grid
 from rekindle.solve.options import Option, OptionMaker, measure, pareto, split
 from rekindle.solve.parallel import num_cores, run_all
-from rekindle.solve.rotor import solve_on_chain
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, simulate
 from rekindle.partition.separators import find_rows
 from rekindle.solve.chain_program import Rule
+from rekindle.solve.chain_search import solve_on_chain
 from rekindle.solve.makers import with_loss_workspace
 from rekindle.solve.options import OptionMaker
 from rekindle.solve.parallel import num_cores
 from rekindle.solve.rockmate import Blocks
-from rekindle.solve.rotor import solve_on_chain
 from rekindle.solve.twremat import recomputing_sequences
 
 # A method for the whole graph: problem, budget, seconds, option makers -> schedules.

@@ -12,15 +12,9 @@ from torch import nn
 
 from rekindle.profile import Source, profile_nodes, signature, stage
 from rekindle.profile import measure as measurement
+from rekindle.profile.allocator import allocator_deltas, peak_of
 from rekindle.profile.inputs import make_inputs
-from rekindle.profile.measure import (
-    CpuBench,
-    CudaBench,
-    Timing,
-    allocator_deltas,
-    measure,
-    peak_of,
-)
+from rekindle.profile.measure import CpuBench, CudaBench, Timing, measure
 
 
 @pytest.fixture(autouse=True)

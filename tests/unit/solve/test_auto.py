@@ -1,6 +1,7 @@
 """`auto` and its parts: the exact search, the bound, the policies, the curve."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import brute_force
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property.training_graphs import cheapest, training_graph
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
 from rekindle.core.generate import chain, random_problem, transformer
 from rekindle.core.solution import Status
+from rekindle.errors import SolverRefused
 from rekindle.solve import find_solver, run_solver
 from rekindle.solve.auto import alike_values
 from rekindle.solve.base import trivial_floor, without_dead_ops
@@ -37,7 +40,7 @@ def cost_of(problem: Problem, ops: list[int]) -> tuple[int, int]:
 @given(tiny, shares)
 def test_exact_is_brute_force(problem: Problem, share: float) -> None:
     budget = int(share * simulate(problem, keep_all(problem)).peak)
-    if _native.exact_bits(problem.native) > 20:
+    if _native.exact_bits(problem.native) > 64:
         return
     finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
     optimum = brute_force.cheapest(problem, budget)
@@ -47,6 +50,33 @@ def test_exact_is_brute_force(problem: Problem, share: float) -> None:
         cost, peak = cost_of(problem, ops)
         assert peak <= budget
         assert cost == optimum.cost
+        assert _native.solve_exact(problem.native, budget, 30.0, below=cost)[:2] == (True, False)
+        finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0, below=cost + 1)
+        assert finished
+        assert feasible
+        assert cost_of(problem, ops)[0] == cost
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(2, 3), shares)
+def test_exact_is_the_search_over_all_states(seed: int, num_layers: int, share: float) -> None:
+    problem, _ = without_dead_ops(training_graph(seed, num_layers, inplace=False))
+    budget = int(share * simulate(problem, keep_all(problem)).peak)
+    if _native.exact_bits(problem.native) > 64:
+        return
+    finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
+    assert finished
+    assert (cost_of(problem, ops)[0] if feasible else None) == cheapest(problem, budget)
+
+
+def test_exact_keeps_its_limit_of_states() -> None:
+    problem = chain(7)
+    budget = int(0.8 * simulate(problem, keep_all(problem)).peak)
+    assert _native.solve_exact(problem.native, budget, 30.0, max_states=10)[:2] == (False, False)
+    finished, feasible, ops = _native.solve_exact(problem.native, budget, 30.0)
+    assert finished
+    assert feasible
+    assert cost_of(problem, ops)[1] <= budget
 
 
 @settings(max_examples=150)
@@ -99,7 +129,7 @@ def test_policy_walks_are_valid_and_within_the_budget(problem: Problem, share: f
 @given(tiny, shares)
 def test_auto_is_optimal_on_tiny_problems(problem: Problem, share: float) -> None:
     budget = int(share * simulate(problem, keep_all(problem)).peak)
-    if budget < 1 or _native.exact_bits(problem.native) > 20:
+    if budget < 1 or _native.exact_bits(problem.native) > 64:
         return
     optimum = brute_force.cheapest(problem, budget)
     solution = run_solver(AUTO, problem, budget, time_limit_s=10)
@@ -176,3 +206,11 @@ def test_envelope_drops_what_is_beaten() -> None:
 def test_a_curve_of_one_point_is_refused() -> None:
     with pytest.raises(ValueError, match="two points or more"):
         pareto(chain(3), num_points=1)
+
+
+def test_sizes_whose_sums_would_not_be_exact_are_refused() -> None:
+    problem = chain(4)
+    values = tuple(replace(value, size=2**57 + value.size) for value in problem.values)
+    large = replace(problem, values=values)
+    with pytest.raises(SolverRefused, match="larger size unit"):
+        run_solver(AUTO, large, 2**58)

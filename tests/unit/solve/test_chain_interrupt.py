@@ -1,8 +1,5 @@
 """Ctrl-C during a chain program, or while options are made, gives the best so far."""
 
-import os
-import signal
-import threading
 import time
 
 import pytest
@@ -15,14 +12,12 @@ from rekindle.solve.rockmate import Rockmate
 
 
 @pytest.mark.parametrize(("name", "length"), [("rotor", 390), ("rotor-floating", 79)])
-def test_ctrl_c_gives_the_best_so_far(name: str, length: int) -> None:
+def test_ctrl_c_gives_the_best_so_far(name: str, length: int, ctrl_c_after) -> None:
     problem = chain(length)
     budget = int(0.6 * simulate(problem, keep_all(problem)).peak)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     start = time.monotonic()
-    timer.start()
+    ctrl_c_after(0.3)
     solution = run_solver(find_solver(name), problem, budget, time_limit_s=60)
-    timer.join()
     assert solution.stopped_by == "interrupt"
     assert time.monotonic() - start < 10
     if solution.schedule is not None:
@@ -34,15 +29,13 @@ def repr_of(solver) -> str:
 
 
 @pytest.mark.parametrize("solver", [Rockmate(), Rockmate(threads=1), HiRemate()], ids=repr_of)
-def test_ctrl_c_while_options_are_made_gives_the_best_so_far(solver) -> None:
+def test_ctrl_c_while_options_are_made_gives_the_best_so_far(solver, ctrl_c_after) -> None:
     """Programs run in several threads, and Ctrl-C reaches the main one alone."""
     problem = transformer(6, batch=16, dropout=True)
     budget = int(0.6 * simulate(problem, keep_all(problem)).peak)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     start = time.monotonic()
-    timer.start()
+    ctrl_c_after(1.0)
     solution = run_solver(solver, problem, budget, time_limit_s=60)
-    timer.join()
     assert solution.stopped_by == "interrupt"
     assert time.monotonic() - start < 10
     assert solution.schedule is not None

@@ -1,9 +1,7 @@
 """The layer over HiGHS: models, growing relaxations, starts, limits, interrupts."""
 
 import itertools
-import os
 import random
-import signal
 import threading
 import time
 
@@ -124,9 +122,8 @@ def test_enough_ends_the_search():
     assert not answer.interrupted
 
 
-def test_ctrl_c_returns_what_there_is():
-    timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def test_ctrl_c_returns_what_there_is(ctrl_c_after):
+    ctrl_c_after(0.7)
     start = time.monotonic()
     answer = solve_mip(hard_model(), time_limit_s=60)
     assert answer.interrupted

@@ -1,7 +1,5 @@
 """Independent jobs: order, failure, Ctrl-C, and who hears of their progress."""
 
-import os
-import signal
 import threading
 import time
 
@@ -42,7 +40,7 @@ def test_a_failure_ends_the_others():
     assert not interrupted()
 
 
-def test_ctrl_c_reaches_the_jobs():
+def test_ctrl_c_reaches_the_jobs(ctrl_c_after):
     ended = []
 
     def wait() -> None:
@@ -50,11 +48,9 @@ def test_ctrl_c_reaches_the_jobs():
             time.sleep(0.01)
         ended.append(1)
 
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    ctrl_c_after(0.2)
     with pytest.raises(KeyboardInterrupt):
         run_all([wait, wait], 2)
-    timer.join()
     assert len(ended) == 2
 
 

@@ -2,10 +2,8 @@
 
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -153,12 +151,12 @@ def test_time_limit_is_kept(instances, solver, limit_s):
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=names)
-def test_ctrl_c_returns_the_best_so_far(instances, solver):
+def test_ctrl_c_returns_the_best_so_far(instances, solver, ctrl_c_after):
     problem = read_problem(instances / "CM2.json")
     budget = part_of_peak(problem, 50)
     warm = run_solver(find_solver("floor"), problem, budget, time_limit_s=10).schedule
     assert warm is not None
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ctrl_c_after(1.5)
     start = time.monotonic()
     solution = run_solver(solver, problem, budget, time_limit_s=120, warm_start=warm)
     assert time.monotonic() - start < 20

@@ -1,0 +1,337 @@
+"""Batch norm and dropout taken apart, so that what they make is cheap to make again.
+
+Eager's batch norm reads its input twice, for the statistics and for the output; made again for the
+backward it would cost the same once more, though its statistics are known. Where a ReLU or a sum
+reads the output, and nothing else does, it is taken apart: the op itself runs as before, for its
+statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `capture.fuse` then
+makes one kernel of that and what follows, which takes the place of what followed: the step keeps
+its cost, and making the activation again costs one pass.
+
+Dropout is its mask and a product in the same way: where a sum reads the output, or an elementwise
+op makes the input. The op runs for its mask alone, on any tensor of that shape; the product with
+the mask is what its own gradient is, `native_dropout_backward`.
+
+Exact means to the bit: which of the forms below a kernel of batch norm computes, and whether
+dropout is that product, is found out by running them, on the device, batch norm on the shapes of
+the model; where it is not so, nothing is taken apart. What is done in place to the output becomes
+an op with an output of its own; whether that is then written over its argument is the schedule's
+to say.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from rekindle.torch_compat import CudaKernel
+
+aten = torch.ops.aten
+
+_NORMS = (
+    aten.cudnn_batch_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+)
+_IN_PLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Tensor}
+
+# --- the forms in which kernels apply the statistics --------------------------------------------
+
+# Name -> CUDA source, of the input, mean, inverse deviation, weight and bias.
+FORMS: dict[str, str] = {
+    "centred": "__fmaf_rn(__fmul_rn({3}, __fsub_rn({0}, {1})), {2}, {4})",
+    "linear": "__fmaf_rn({0}, __fmul_rn({2}, {3}), "
+    "__fsub_rn({4}, __fmul_rn({1}, __fmul_rn({2}, {3}))))",
+    "chained": "__fmaf_rn({0}, __fmul_rn({2}, {3}), __fmaf_rn(-{1}, __fmul_rn({2}, {3}), {4}))",
+}
+
+_library = torch.library.Library("rekindle", "FRAGMENT")
+
+
+def _apply(
+    form: str,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+) -> torch.Tensor:
+    if x.is_cuda:
+        return _launch(form, x, mean, scale, weight, bias)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    m, r, w, b = (t.view(shape) for t in (mean, scale, weight, bias))
+    if form == "centred":
+        return _fma(w * (x - m), r, b)
+    if form == "linear":
+        return _fma(x, r * w, b - m * (r * w))
+    return _fma(x, r * w, _fma(-m, r * w, b))
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Rounded once, but for sums that lie in the middle of two numbers to 53 bits."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def _launch(form: str, x: torch.Tensor, *channels: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    addresses = [t.data_ptr() for t in (x, *channels, out)]
+    num, extent = x.numel(), math.prod(x.shape[2:])
+    kernel = _kernel(form, x.device)
+    kernel(-(-num // kernel.num_threads), [*addresses, num, extent, x.shape[1]])
+    return out
+
+
+@functools.cache
+def _kernel(form: str, device: torch.device) -> CudaKernel:
+    names = ("x", "m", "r", "w", "b")
+    pointers = ", ".join(f"const float* p{n}" for n in names)
+    expression = FORMS[form].format("px[i]", *[f"p{n}[c]" for n in names[1:]])
+    source = f"""
+extern "C" __global__ void apply_{form}(
+    {pointers}, float* out, long long num, long long extent, long long num_channels) {{
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= num) return;
+  const long long c = i / extent % num_channels;
+  out[i] = {expression};
+}}"""
+    return CudaKernel(source, f"apply_{form}", device)
+
+
+def _define(form: str) -> Any:
+    name = f"batch_norm_apply.{form}"
+    _library.define(
+        f"{name}(Tensor x, Tensor mean, Tensor scale, Tensor weight, Tensor bias) -> Tensor"
+    )
+    _library.impl(name, functools.partial(_apply, form), "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"rekindle::{name}", lambda x, *_channels: torch.empty_like(x), lib=_library
+    )
+    return getattr(torch.ops.rekindle.batch_norm_apply, form)
+
+
+APPLY: dict[Any, Callable[..., str]] = {
+    _define(form): source.format for form, source in FORMS.items()
+}
+
+
+# --- taking apart -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """The recorded forward that is worked on."""
+
+    graph: fx.Graph
+    new_storage: Callable[[], int]
+    smallest: int  # elements; below this the launch is all that counts
+    anywhere: bool  # on a CPU too, for tests
+
+    def described(self, node: fx.Node, like: fx.Node, made: fx.Node) -> fx.Node:
+        """The node with what is known of another, and a storage of its own as large as `made`'s."""
+        node.meta = dict(like.meta)
+        node.meta |= {"val": made.meta["val"], "storage_bytes": made.meta["storage_bytes"]}
+        node.meta |= {"writes": (), "storage": self.new_storage()}
+        return node
+
+    def put_unread(self, op: fx.Node, made: fx.Node) -> None:
+        """In the place of `made`, the first output of the op, one that nobody reads."""
+        with self.graph.inserting_before(made):
+            unread = self.graph.call_function(operator.getitem, (op, 0))
+        self.described(unread, made, made)
+
+    def fits(self, *values: torch.Tensor) -> bool:
+        first = values[0]
+        return (
+            (self.anywhere or first.is_cuda)
+            and first.numel() >= self.smallest
+            and first.numel() % 8 == 0
+            and all(
+                v.is_contiguous() and v.storage_offset() == 0 and v.dtype == first.dtype
+                for v in values
+            )
+        )
+
+
+def take_apart(surgery: Surgery) -> None:
+    """Each batch norm and dropout of which that is worth it and exact."""
+    for node in list(surgery.graph.nodes):
+        if node.target in _NORMS and node.args[5] is True:
+            _batch_norm(surgery, node)
+        elif node.target is aten.native_dropout.default and node.args[2] is True:
+            _dropout(surgery, node)
+
+
+def _batch_norm(surgery: Surgery, norm: fx.Node) -> None:
+    graph = surgery.graph
+    parts = {u.args[1]: u for u in norm.users if u.target is operator.getitem}
+    x, weight, bias = norm.args[:3]
+    if not {0, 1, 2} <= set(parts) or not all(isinstance(a, fx.Node) for a in (x, weight, bias)):
+        return
+    made = parts[0]
+    channels = (parts[1], parts[2], weight, bias)
+    value = x.meta["val"]
+    if not surgery.fits(value, made.meta["val"]) or not _have_channels(value, channels):
+        return
+    chain = _written(made)
+    if chain is None or not (chain or _read_elementwise(made)):
+        return
+    target = _form_of(norm, value)
+    if target is None:
+        return
+    surgery.put_unread(norm, made)
+    last = chain[-1] if chain else max(parts.values())
+    last.append(made)
+    if not chain:
+        made.target, made.args = target, (x, *channels)
+        return
+    with graph.inserting_before(chain[0]):
+        before = graph.call_function(target, (x, *channels))
+    surgery.described(before, made, made)
+    for op in chain[:-1]:
+        op.target, op.args = _IN_PLACE[op.target], (before, *op.args[1:])
+        before = surgery.described(op, op, made)
+    # All that reads the result reads `made`.
+    made.target, made.args = _IN_PLACE[last.target], (before, *last.args[1:])
+    graph.erase_node(last)
+
+
+def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
+    return (
+        value.dtype == torch.float32
+        and value.dim() > 2
+        and all(
+            n.meta["val"].dtype == torch.float32
+            and n.meta["val"].is_contiguous()
+            and n.meta["val"].numel() == value.shape[1]
+            for n in channels
+        )
+    )
+
+
+def _written(made: fx.Node) -> list[fx.Node] | None:
+    """The ops that write to the output before anyone reads it; None where others write to it."""
+    storage = made.meta["storage"]
+    touching: set[fx.Node] = set()
+    stack = [made]
+    while stack:
+        for user in stack.pop().users:
+            if user not in touching:
+                touching.add(user)
+                stack += [user] if user.meta.get("storage") == storage else []
+    chain: list[fx.Node] = []
+    is_read = False
+    for node in sorted(touching):
+        if not any(w.meta["storage"] == storage for w in node.meta["writes"]):
+            is_read = True
+            continue
+        known = node.target in _IN_PLACE and not node.kwargs and node.args[0] is made
+        if is_read or not known or made in node.args[1:] or not _same_shape(node):
+            return None
+        chain.append(node)
+    return chain
+
+
+def _same_shape(node: fx.Node) -> bool:
+    values = [a.meta["val"] for a in node.all_input_nodes]
+    return len(values) == len(node.args) and all(
+        v.shape == values[0].shape and v.dtype == values[0].dtype for v in values
+    )
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The ops of the forward that read it; what autograd keeps of it for the backward is none."""
+    return [u for u in node.users if u.target is not aten.detach.default or _readers(u)]
+
+
+def _read_elementwise(made: fx.Node) -> bool:
+    """By one op that keeps only its result for the backward, and is of the same size."""
+    readers = _readers(made)
+    return (
+        len(readers) == 1
+        and readers[0].target in _IN_PLACE.values()
+        and not readers[0].kwargs
+        and _same_shape(readers[0])
+    )
+
+
+_NUM_CHANNELS = 512  # that are tried: two forms may agree on a few by luck
+
+
+@functools.cache
+def _form(target: Any, shape: tuple[int, ...], device: torch.device, eps: float) -> Any:
+    """The form that gives the bits of this op, or None."""
+    forms = list(APPLY)
+    try:
+        for seed in range(-(-_NUM_CHANNELS // shape[1])):
+            x, weight, bias = _numbers(shape, seed, device)
+            out, mean, scale, *_ = target(x, weight, bias, None, None, True, 0.1, eps)
+            forms = [f for f in forms if torch.equal(out, f(x, mean, scale, weight, bias))]
+    except RuntimeError:  # no compiler, or no memory to try
+        return None
+    return forms[0] if forms else None
+
+
+def _numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """An input of which each channel has its own scale and mean, and a weight and a bias."""
+    num = shape[1]
+    generator = torch.Generator(device).manual_seed(seed)
+    x, scale, offset, weight, bias = (
+        torch.randn(s, generator=generator, device=device)
+        for s in (shape, *[(1, num, *[1] * (len(shape) - 2))] * 2, (num,), (num,))
+    )
+    return x.mul_(scale).add_(offset), weight, bias
+
+
+def _form_of(norm: fx.Node, value: torch.Tensor) -> Any:
+    target = norm.target
+    if target is aten._native_batch_norm_legit.default:
+        target = aten.native_batch_norm.default
+    return _form(target, tuple(value.shape), value.device, float(norm.args[7]))
+
+
+def _dropout(surgery: Surgery, dropout: fx.Node) -> None:
+    x, p, _ = dropout.args
+    parts = {u.args[1]: u for u in dropout.users if u.target is operator.getitem}
+    if set(parts) != {0, 1} or not 0 < p < 1 or _written(parts[0]) != []:
+        return
+    made, mask = parts[0], parts[1]
+    value = x.meta["val"]
+    if not surgery.fits(value, made.meta["val"]) or value.dtype not in _FLOATS:
+        return
+    other = _made_elementwise(x, dropout)
+    if not (other or _read_elementwise(made)) or not _is_product(value.dtype, p, value.device):
+        return
+    surgery.put_unread(dropout, made)
+    max(parts.values()).append(made)
+    made.target, made.args = aten.native_dropout_backward.default, (x, mask, 1.0 / (1.0 - p))
+    if other is not None:
+        dropout.args = (other, p, True)
+
+
+_FLOATS = (torch.float32, torch.bfloat16)
+_MAKERS = (aten.relu.default, aten.gelu.default, aten.silu.default)
+
+
+def _made_elementwise(x: fx.Node, reader: fx.Node) -> fx.Node | None:
+    """What the input is made of by an op that only this one reads; as large as the input."""
+    if x.target not in _MAKERS or _readers(x) != [reader] or x.kwargs or len(x.args) != 1:
+        return None
+    below = x.args[0]
+    assert isinstance(below, fx.Node)
+    value, wanted = below.meta["val"], x.meta["val"]
+    same = value.shape == wanted.shape and value.stride() == wanted.stride()
+    return below if same and value.dtype == wanted.dtype else None
+
+
+@functools.cache
+def _is_product(dtype: torch.dtype, p: float, device: torch.device) -> bool:
+    """Whether dropout gives the bits of the product with its mask."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        x = torch.randn(1 << 16, device=device).exp2_().to(dtype)
+        out, mask = aten.native_dropout.default(x, p, True)
+        product = aten.native_dropout_backward.default(x, mask, 1.0 / (1.0 - p))
+        return bool(torch.equal(out, product))

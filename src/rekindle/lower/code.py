@@ -1,0 +1,116 @@
+"""fx graph -> a Python function over one list.
+
+The function takes its arguments out of the list and empties it, so that they can die early, and
+drops each name after its last use. fx can write such code too, in three times the time; and what it
+has written it keeps for good, of plans that are long gone.
+"""
+
+import itertools
+import keyword
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+_number = itertools.count()
+
+
+def compile_boxed(graph: fx.Graph) -> tuple[Callable[[list[Any]], Any], str]:
+    """The function of a graph of placeholders, calls and one output, and its source."""
+    return _Writer(graph).function()
+
+
+class _Source:
+    """Where `traceback` finds the lines of code that has no file."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_source(self, _name: str) -> str:
+        return self.text
+
+
+class _Writer:
+    def __init__(self, graph: fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.taken = {node.name for node in self.nodes}
+        self.names: dict[int, str] = {}  # id of what the code refers to -> its name
+        self.scope: dict[str, Any] = {}
+        self.last_reads: dict[fx.Node, list[str]] = {}  # node -> names that die with it
+        read: set[fx.Node] = set()
+        for node in reversed(self.nodes):
+            for argument in node.all_input_nodes:
+                if argument not in read:
+                    read.add(argument)
+                    self.last_reads.setdefault(node, []).append(argument.name)
+        self.read = read
+
+    def function(self) -> tuple[Callable[[list[Any]], Any], str]:
+        inputs = [node for node in self.nodes if node.op == "placeholder"]
+        lines = ["def run(args):"]
+        if inputs:
+            # A statement of its own, so that no name for the unpacked list stays behind.
+            lines.append(f"    [{', '.join([node.name for node in inputs])}] = args")
+            lines.append("    args.clear()")
+            idle = [node.name for node in inputs if node not in self.read]
+            if idle:
+                lines.append(f"    del {', '.join(idle)}")
+        lines += ["    " + self._line(node) for node in self.nodes if node.op != "placeholder"]
+        source = "\n".join(lines) + "\n"
+        name = f"<rekindle>.{next(_number)}"
+        self.scope.update(__name__=name, __loader__=_Source(source))
+        exec(compile(source, name, "exec"), self.scope)  # a graph of ours, no text from outside
+        return self.scope.pop("run"), source
+
+    def _line(self, node: fx.Node) -> str:
+        if node.op == "output":
+            return f"return {self._text(node.args[0])}"
+        args = [self._text(a) for a in node.args]
+        if node.op == "call_method":
+            called = f"{args.pop(0)}.{node.target}"
+        else:
+            assert node.op == "call_function", f"{node} is {node.op}"
+            called = self._name(node.target, getattr(node.target, "__name__", "call"))
+        args += [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
+        text = f"{called}({', '.join(args)})"
+        if node in self.read:
+            text = f"{node.name} = {text}"
+        dying = self.last_reads.get(node)
+        return f"{text}; del {', '.join(dying)}" if dying else text
+
+    def _text(self, arg: Any) -> str:
+        if isinstance(arg, fx.Node):
+            return str(arg.name)
+        if arg is None or type(arg) in (bool, int, str):
+            return repr(arg)
+        if type(arg) is float and math.isfinite(arg):
+            return repr(arg)
+        if isinstance(arg, list):
+            return f"[{', '.join([self._text(a) for a in arg])}]"
+        if type(arg) is tuple:
+            return f"({''.join([self._text(a) + ', ' for a in arg])})"
+        if isinstance(arg, dict):
+            items = [f"{self._text(k)}: {self._text(v)}" for k, v in arg.items()]
+            return f"{{{', '.join(items)}}}"
+        if isinstance(arg, slice):
+            return f"slice({', '.join(map(self._text, (arg.start, arg.stop, arg.step)))})"
+        return self._name(arg, str(arg))
+
+    def _name(self, thing: Any, like: str) -> str:
+        """A name for something that the code refers to, as near to its own as can be."""
+        known = self.names.get(id(thing))
+        if known is not None:
+            return known
+        base = "".join([c if c.isalnum() and c.isascii() else "_" for c in like])[:40]
+        if not base.isidentifier() or keyword.iskeyword(base) or base == "run":
+            base = f"_{base}"
+        name = base
+        for i in itertools.count(1):
+            if name not in self.taken:
+                break
+            name = f"{base}_{i}"
+        self.taken.add(name)
+        self.scope[name] = thing
+        self.names[id(thing)] = name
+        return name

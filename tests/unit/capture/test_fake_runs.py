@@ -1,0 +1,125 @@
+"""Ops on tensors without data by the short way give what the dispatcher's way gives."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rekindle.torch_compat import FakeRuns, new_fake_mode, python_references, storage_key
+
+aten = torch.ops.aten
+
+
+def facts(out):
+    if isinstance(out, (list, tuple)):
+        return [facts(x) for x in out]
+    if not isinstance(out, torch.Tensor):
+        return out
+    layout = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.device)
+    bits = (out.requires_grad, out.is_conj(), out.is_neg(), out.untyped_storage().nbytes())
+    return (*layout, *bits, type(out))
+
+
+@pytest.fixture
+def mode():
+    with new_fake_mode() as mode:
+        yield mode
+
+
+CALLS = {
+    "mm": lambda: (aten.mm.default, (torch.empty(3, 4), torch.empty(4, 5)), {}),
+    "add": lambda: (aten.add.Tensor, (torch.empty(3, 4), torch.empty(4)), {"alpha": 2}),
+    "transposed": lambda: (aten.add.Tensor, (torch.empty(3, 4).t(), 1), {}),
+    "view": lambda: (aten.view.default, (torch.empty(3, 4), [4, 3]), {}),
+    "unsafe": lambda: (aten._unsafe_view.default, (torch.empty(3, 4), [2, 6]), {}),
+    "ones": lambda: (aten.view.default, (torch.empty(3, 4), [3, 1, 4]), {}),
+    "slice": lambda: (aten.slice.Tensor, (torch.empty(3, 4)[1:], 1, 1, 3), {}),
+    "split": lambda: (aten.split.Tensor, (torch.empty(6, 4), 2), {}),
+    "cat": lambda: (aten.cat.default, ([torch.empty(3, 4), torch.empty(2, 4)],), {}),
+    "norm": lambda: (
+        aten.native_layer_norm.default,
+        (torch.empty(3, 4), [4], None, None, 1e-5),
+        {},
+    ),
+    "max": lambda: (aten.max.dim, (torch.empty(3, 4), 1), {}),
+    "cast": lambda: (aten._to_copy.default, (torch.empty(3),), {"dtype": torch.float64}),
+    "made": lambda: (aten.full.default, ([2, 2], 1), {"device": torch.device("cpu")}),
+    "conj": lambda: (aten._conj.default, (torch.empty(3, dtype=torch.complex64),), {}),
+    "random": lambda: (aten.bernoulli.p, (torch.empty(3, 4), 0.5), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_same_as_the_dispatcher(name, mode):
+    run = FakeRuns(mode)
+    func, args, kwargs = CALLS[name]()
+    expected = func(*args, **kwargs)
+    for _ in range(3):  # asked, learned, remembered
+        out = run(func, (), args, kwargs)
+        assert facts(out) == facts(expected)
+        old = {storage_key(t) for t in args if isinstance(t, torch.Tensor)}
+        for mine, theirs in zip(flat(out), flat(expected), strict=True):
+            assert (storage_key(mine) in old) == (storage_key(theirs) in old)
+
+
+def flat(out):
+    return list(out) if isinstance(out, (list, tuple)) else [out]
+
+
+def test_in_place_gives_back_its_argument(mode):
+    run, x = FakeRuns(mode), torch.empty(3, 4)
+    for _ in range(3):
+        assert run(aten.add_.Tensor, (), (x, 1), {}) is x
+        assert run(aten.mul.out, (), (x, 2), {"out": x}) is x
+
+
+def test_what_python_calls_equal_is_told_apart(mode):
+    """1, 1.0 and True; layouts; a default dtype that changes in between."""
+    run, whole = FakeRuns(mode), torch.empty(3, dtype=torch.int64)
+    for _ in range(2):
+        kinds = [run(aten.add.Scalar, (), (whole, one), {}).dtype for one in (1, 1.0, True)]
+        assert kinds == [torch.int64, torch.float32, torch.int64]
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert run(aten.add.Scalar, (), (whole, 1.0), {}).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    shapes = [(2, 3, 4), (2, 4, 3), (4, 3, 2)]
+    for shape, order in itertools.product(shapes, itertools.permutations(range(3))):
+        x = torch.empty(shape).permute(order)
+        assert facts(run(aten.relu.default, (), (x,), {})) == facts(aten.relu.default(x))
+
+
+def test_another_mode_takes_part(mode):
+    class Doubled(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    run, x = FakeRuns(mode), torch.empty(3)
+    with Doubled() as doubled:
+        for _ in range(3):
+            run(aten.relu.default, (), (x,), {})
+    assert doubled.seen == 3
+
+
+def test_errors_are_the_models_own(mode):
+    run = FakeRuns(mode)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            run(aten.mm.default, (), (torch.empty(3, 4), torch.empty(3, 4)), {})
+    assert torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is mode
+
+
+def test_references_from_python_alone_are_counted():
+    one, other = torch.empty(3), torch.empty(3)
+    views = [one.view(3), one.view(3)]
+    assert python_references(one) == python_references(other)
+    table = [one]
+    assert python_references(one) == python_references(other) + 1
+    assert views
+    assert table
