@@ -156,9 +156,9 @@ class _Search:
     def _exactly(self, max_states: int) -> bool:
         """True if so many states are enough for the optimum, or a proof that nothing fits."""
         finished, feasible, ops = _native.solve_exact(
-            self.problem.native, self.budget, self.left_s / 2,
+            self.problem.native, self.budget, self.left_s / 4,
             below=self.best[0] if self.best is not None else -1,
-            max_states=int(max_states * min(1.0, 4 * self.options.effort)),
+            max_states=int(max_states * min(1.0, 6 * self.options.effort)),
         )  # fmt: skip
         if not finished:
             return False
@@ -339,7 +339,7 @@ class _Round:
     rebuild: bool = False
 
 
-QUICK_STATES, MOST_STATES = 60_000, 500_000  # a tenth of a second, and a second
+QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
