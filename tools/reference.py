@@ -205,8 +205,9 @@ RESULTS = (
         "The default solver on the instances of the papers",
         "python benchmarks/auto/table.py --solvers auto",
         "auto/TABLE.md",
-        "RL1 to RL4 and CM1, CM2 are the graphs that Moccasin and FastSA were published with; the "
-        "others were captured and measured on an H200. No GPU is needed to run this.",
+        "RL1 to RL4 and CM1, CM2 are the graphs that Moccasin and FastSA were published with. No "
+        "GPU is needed to run this. [Side by side](side-by-side.md) has every solver on these, on "
+        "generated families and on graphs captured from real models.",
     ),
     (
         "FastSA's table, by `fastsa`",

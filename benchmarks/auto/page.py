@@ -1,19 +1,19 @@
 """The docs page that shows `auto` beside the other solvers, from the stored results.
 
-    python benchmarks/auto/page.py        # writes docs/side-by-side.md and docs/side-by-side.svg
+    python benchmarks/auto/page.py        # writes docs/side-by-side.md and the plots beside it
 
 It runs nothing: side_by_side.py and table.py make the results (each goes on where it stopped).
-The plot shows, for every solver, how far above the best schedule known it is after so many seconds:
+A plot shows, for every solver, how far above the best schedule known it is after so many seconds:
 the mean over the rows (problem, budget) on which it found a schedule in the end.
 """
 
-import json
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
 from side_by_side import SOLVERS, longest, markdown, read_records
-from table import table
+from table import CAPTURED, FAMILIES, names, table
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs"
@@ -82,7 +82,8 @@ def plot(records: list[Record]) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 8}">seconds; points above the best known, mean of the rows '
         "that the solver meets</text>"
     )
-    for name, color in zip(SOLVERS, COLORS, strict=True):
+    solvers = sorted({r["solver"] for r in known}, key=lambda s: (s not in SOLVERS, s))
+    for name, color in zip(solvers, itertools.cycle(COLORS), strict=False):
         mine = [r for r in known if r["solver"] == name]
         points = [place(*point) for point in curve(mine, best)]
         if points:
@@ -96,28 +97,49 @@ def plot(records: list[Record]) -> str:
 
 
 def main() -> None:
-    records = read_records(HERE / "side_by_side.jsonl")
-    (DOCS / "side-by-side.svg").write_text(plot(records))
-    others = json.loads((HERE / "results.json").read_text())["records"]
+    long = read_records(HERE / "side_by_side.jsonl")
+    short = read_records(HERE / "table.jsonl")
+    captured = [n for n in names() if (CAPTURED / f"{n}.json.gz").exists()]
+    groups = {
+        "public": [n for n in names() if n not in captured and n not in FAMILIES],
+        "generated": list(FAMILIES),
+        "captured": captured,
+    }
     lines = [
         "# `auto` beside the other solvers",
         "",
         "Made by `python benchmarks/auto/page.py` from the results of `side_by_side.py` and",
-        "`table.py`; nothing here is written by hand.",
+        "`table.py`; nothing here is written by hand. Both go on where they stopped: an empty cell",
+        "has not been run yet.",
         "",
-        "## Graphs captured from real models",
-        "",
-        "`auto` has two cores and 30 s, every other solver one core and up to ten minutes.",
-        "",
-        "![points above the best schedule known, by seconds](side-by-side.svg)",
-        "",
-        markdown(records),
-        "",
-        "## Public instances and generated families",
-        "",
-        table(others),
     ]
-    (DOCS / "side-by-side.md").write_text("\n".join(lines) + "\n")
+    if long:
+        (DOCS / "side-by-side.svg").write_text(plot(long))
+        lines += [
+            "## Graphs captured from real models, ten minutes for the others",
+            "",
+            "`auto` has two cores and 30 s, every other solver one core and up to ten minutes.",
+            "",
+            "![points above the best schedule known, by seconds](side-by-side.svg)",
+            "",
+            markdown(long),
+            "",
+        ]
+    titles = {
+        "public": "Public instances",
+        "generated": "Generated families, 100 to 10,000 ops",
+        "captured": "Graphs captured from real models, the same limit for all",
+    }
+    for group, title in titles.items():
+        mine = [r for r in short if r["problem"] in groups[group]]
+        if not mine:
+            continue
+        lines += [f"## {title}", ""]
+        if any(r["trail"] for r in mine):
+            (DOCS / f"side-by-side-{group}.svg").write_text(plot(mine))
+            lines += [f"![points above the best schedule known](side-by-side-{group}.svg)", ""]
+        lines += [table(mine, groups[group]), ""]
+    (DOCS / "side-by-side.md").write_text("\n".join(lines[:-1]) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from rekindle.solve.auto import Auto
 HERE = Path(__file__).resolve().parent
 ROWS = (
     "RL1:0.7,RL2:0.7,RL3:0.7,RL3:0.8,RL4:0.7,RL4:0.8,CM1:0.7,CM2:0.7,unet:0.5,mixer-b16:0.3,"
-    "resnet101:0.3,transformer-6-6:0.35,vit-large:0.3,gpt2-medium-fp32-eager:0.35"
+    "resnet101:0.3,transformer-6-6:0.35,vit-large:0.3,gpt2-medium-fp32-eager:0.35,"
+    "regnet-x-32gf:0.3,gpt2-medium-bf16-sdpa:0.3,llama-1b-4x4096:0.5,fno3d:0.6,t5-base:0.3"
 )
 
 

@@ -1,28 +1,31 @@
-"""Every solver on every instance at every budget: cost increase, peak, bound and time.
+"""Every solver on every instance at every budget: cost increase, bound and time.
 
     python benchmarks/auto/table.py                     # run what is missing, then print the table
-    python benchmarks/auto/table.py --solvers auto --limit 10 --instances RL1,CM2
+    python benchmarks/auto/table.py --solvers auto,fastsa --limit 10 --instances RL1,chain-1000
     python benchmarks/auto/table.py --table             # print what is stored
 
-Instances: the public ones of tests/instances (RL1-4, CM1-2), generated families at several sizes,
-and the problems captured from real models that lie in benchmarks/problems (measured on a GPU).
-Results are kept in results.json beside this file, one record per (instance, budget, solver, limit);
-only missing ones are run.
+Instances: the public ones of tests/instances (RL1-4, CM1-2), generated families of 100 to 10,000
+ops, and the problems captured from real models that lie in benchmarks/problems (measured on a GPU).
+Each case is a process of its own with the same limit: two cores for `auto`, one for every other
+solver; side_by_side.py runs them, and says how they are resumed, killed and kept to `--deadline`.
+Results are appended to table.jsonl beside this file. The table shows, per case, the record with the
+most time; page.py puts all of it into the docs, TABLE.md has `auto` on the public instances.
 """
 
 import argparse
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rekindle.core import Problem, keep_all, read_problem, simulate
-from rekindle.core.files import problem_from_record, write_json
+from side_by_side import Record, cell, longest, read_records, run_all
+
+from rekindle.core import Problem, read_problem
+from rekindle.core.files import problem_from_record
 from rekindle.core.generate import chain, random_layered, transformer, unet
-from rekindle.errors import RekindleError
-from rekindle.solve import SOLVERS, find_solver, run_solver
-from rekindle.solve.base import unavailable, without_dead_ops
+from rekindle.solve import SOLVERS
 
 HERE = Path(__file__).resolve().parent
 PUBLIC = HERE.parent.parent / "tests" / "instances"
@@ -56,57 +59,26 @@ def load(name: str) -> Problem:
         return problem_from_record(json.load(file), name)
 
 
-def run(name: str, problem: Problem, share: float, solver: str, limit_s: float) -> dict[str, Any]:
-    base = simulate(problem, keep_all(problem))
-    record: dict[str, Any] = {
-        "instance": name, "budget": share, "solver": solver, "limit_s": limit_s,
-        "num_ops": len(problem.ops),
-    }  # fmt: skip
-    try:
-        solution = run_solver(
-            find_solver(solver), problem, int(share * base.peak), time_limit_s=limit_s
-        )
-    except RekindleError as error:
-        return record | {"refused": str(error)[:200]}
-    record |= {"status": solution.status.name, "wall_s": round(solution.wall_s, 2)}
-    found = solution.schedule or solution.smallest
-    if found is not None:
-        trace = simulate(problem, found)
-        record["peak"] = round(trace.peak / base.peak, 4)
-        if solution.schedule is not None:
-            record["increase"] = round(100 * (trace.cost / base.cost - 1), 3)
-    if solution.bound is not None:
-        record["bound"] = round(100 * (solution.bound / base.cost - 1), 3)
-    return record
-
-
-def cell(record: dict[str, Any] | None) -> str:
-    if record is None:
-        return ""
-    if "increase" in record:
-        return f"{record['increase']:.2f} ({record['wall_s']:.0f} s)"
-    return "refused" if "refused" in record else f"none ({record.get('wall_s', 0):.0f} s)"
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    solvers = [s.name for s in SOLVERS if any(r["solver"] == s.name for r in records)]
-    by = {(r["instance"], r["budget"], r["solver"]): r for r in records}
-    rows = sorted(
-        {(r["num_ops"], r["instance"], -r["budget"]) for r in records},
-        key=lambda row: (row[1], row[2]),
-    )
+def table(records: list[Record], instances: list[str]) -> str:
+    by = longest([r for r in records if r["problem"] in instances])
+    solvers = [s.name for s in SOLVERS if any(key[2] == s.name for key in by)]
+    limits = sorted({r["limit_s"] for r in by.values()})
     lines = [
-        "Cost increase in % (seconds). Bound: no schedule within the budget costs less.",
+        "Cost increase over keep-all in % (seconds taken); * optimal in the solver's own space of",
+        "schedules; bound: no schedule within the budget costs less; none: no schedule within the",
+        "budget found; refuses: the method does not handle the problem; overran: killed, having",
+        "overrun its limit. Limits: " + ", ".join(f"{limit:g}" for limit in limits) + " s a case.",
         "",
         "| instance | ops | budget | bound | " + " | ".join(solvers) + " |",
         "|---|---|---|---|" + "---|" * len(solvers),
     ]
-    for num_ops, instance, minus in rows:
+    place = {name: k for k, name in enumerate(instances)}
+    for instance, minus in sorted({(k[0], -k[1]) for k in by}, key=lambda r: (place[r[0]], r[1])):
         mine = [by.get((instance, -minus, s)) for s in solvers]
-        bounds = [
-            r["bound"] for r in mine if r and r["solver"] == "auto" and r.get("bound") is not None
-        ]
-        bound = f"{max(bounds):.2f}" if bounds else ""
+        present: list[dict[str, Any]] = [r for r in mine if r is not None]
+        num_ops = next((r["num_ops"] for r in present if "num_ops" in r), "")
+        bounds = [r["bound"] for r in present if r["solver"] == "auto" and "bound" in r]
+        bound = f"{bounds[0]:.2f}" if bounds else ""
         cells = " | ".join(cell(r) for r in mine)
         lines.append(f"| {instance} | {num_ops} | {-minus:.0%} | {bound} | {cells} |")
     return "\n".join(lines)
@@ -118,29 +90,21 @@ def main() -> None:
     parser.add_argument("--instances", default=",".join(names()))
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)))
     parser.add_argument("--limit", type=float, default=30.0)
-    parser.add_argument("--results", type=Path, default=HERE / "results.json")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="cores to use")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds for all of this call")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=HERE / "table.jsonl")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    records: list[dict[str, Any]] = []
-    if args.results.exists():
-        records = json.loads(args.results.read_text())["records"]
-    done = {(r["instance"], r["budget"], r["solver"], r["limit_s"]) for r in records}
-    for name in [] if args.table else args.instances.split(","):
-        problem = load(name)
-        for solver in args.solvers.split(","):
-            known = find_solver(solver)
-            if unavailable(known) or known.accepts(without_dead_ops(problem)[0]):
-                continue
-            for share in map(float, args.budgets.split(",")):
-                if (name, share, solver, args.limit) in done:
-                    continue
-                record = run(name, problem, share, solver, args.limit)
-                records.append(record)
-                print(f"{name:24} {share:4.0%} {solver:16} {cell(record)}", flush=True)
-                write_json(args.results, {"records": records})
-    text = table(records)
-    (args.results.parent / "TABLE.md").write_text(text + "\n")
-    print(text)
+    args.problems, args.rows, args.out, args.least = args.instances, "", args.results, None
+    args.seconds = args.auto_seconds = args.limit
+    if not args.table:
+        run_all(args)
+    records = read_records(args.results)
+    print(table(records, names()))
+    alone = [r for r in records if r["solver"] == "auto"]
+    public = [name for name in names() if (PUBLIC / f"{name}.json").exists()]
+    (args.results.parent / "TABLE.md").write_text(table(alone, public) + "\n")
 
 
 if __name__ == "__main__":

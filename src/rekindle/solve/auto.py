@@ -14,11 +14,12 @@ In this order, each step only where the one before left something to gain:
 5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
    what is kept across the loss, and that into a schedule. In a training step most of what there is
    to decide is decided there.
-6. Rounds on all cores, longer and longer, until the bound is met, a full turn of them brings
-   nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence, order and
-   recomputations together, from the incumbent when cold and from the plain order when hot; and
-   large neighbourhoods: the recomputations of a part of the schedule are taken out and put back
-   otherwise (`cpp/rebuild.cpp`), or one stretch after another is heated (`cpp/anneal_windows.h`).
+6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
+   turn of them brings nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence,
+   order and recomputations together, from the incumbent when cold, from the plain order when hot
+   and on from the best of these in steps; and large neighbourhoods: the recomputations of a part of
+   the schedule are taken out and put back otherwise (`cpp/rebuild.cpp`), or one stretch after
+   another is heated (`cpp/anneal_windows.h`).
 
 Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
 many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
@@ -42,7 +43,7 @@ from rekindle.solve.smallest import small_peaks
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    max_rounds: int = 21
+    max_rounds: int = 36
     effort: float = 1.0  # scales the tries and moves of each step
     gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
     threads: int = 0  # 0: all cores
@@ -163,9 +164,9 @@ class _Search:
     def _exactly(self, max_states: int) -> bool:
         """True if so many states are enough for the optimum, or a proof that nothing fits."""
         finished, feasible, ops = _native.solve_exact(
-            self.problem.native, self.budget, self.left_s / 2,
+            self.problem.native, self.budget, self.left_s / 4,
             below=self.best[0] if self.best is not None else -1,
-            max_states=int(max_states * min(1.0, 4 * self.options.effort)),
+            max_states=int(max_states * min(1.0, 6 * self.options.effort)),
         )  # fmt: skip
         if not finished:
             return False
@@ -204,7 +205,7 @@ class _Search:
         problem = self.problem
         if self.done:
             return
-        moment, share = problem.loss_op, 0.2
+        moment, share = problem.loss_op, 0.25
         if moment is None:  # no moment splits the problem as the loss does: a short look
             share = 0.02 if self._for_annealing else 0.05
             memory = simulate(problem, keep_all(problem)).memory
@@ -248,14 +249,14 @@ class _Search:
             else:
                 spent, made = self._anneal(kind, round_, num_seeds, moves)
                 rate = max(1e4, made / max(1e-3, spent))
-            after = self.best[0] if self.best is not None else None
-            gained = after is not None and (
-                before is None or before - after > 0.1 * self.options.gap * self.base_cost
-            )
-            stalled = 0 if gained else stalled + 1
-            if not gained:  # what gained is done again
-                turn += 1
-            if self.best is None or (not gained and turn % len(rounds) == 0):
+            gain = 0.0  # of the keep-all cost
+            if self.best is not None:
+                gain = 1.0 if before is None else (before - self.best[0]) / max(1, self.base_cost)
+            stalled = 0 if gain > 0.1 * self.options.gap else stalled + 1
+            if gain > WORTH_REPEATING:
+                continue
+            turn += 1
+            if self.best is None or turn % len(rounds) == 0:
                 moves *= 2
 
     def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
@@ -348,7 +349,8 @@ class _Round:
     rebuild: bool = False
 
 
-QUICK_STATES, MOST_STATES = 60_000, 500_000  # a tenth of a second, and a second
+QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
+WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
