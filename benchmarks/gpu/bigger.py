@@ -19,6 +19,7 @@ Without a GPU the peak that a step had by the profiler's account is held against
 """
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -422,8 +423,11 @@ def ask(worker: subprocess.Popen[str], card: float, limit_s: float) -> dict[str,
                 said = json.loads(line.removeprefix(ANSWER))
                 if said["final"]:
                     break
-    except (BrokenPipeError, json.JSONDecodeError):  # it was stopped, in the middle of a line
+    except json.JSONDecodeError:  # it was stopped, in the middle of a line
         pass
+    except BrokenPipeError:  # it was stopped before
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.close()  # else what was not written is tried again when the pipe is closed
     finally:
         clock.cancel()
     return said
