@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import gc
+import importlib
 import importlib.util
 import os
 import signal
@@ -61,6 +62,16 @@ def ctrl_c_after() -> Iterator[Callable[[float], None]]:
     for timer in timers:
         timer.join()
     gc.callbacks.extend(callbacks)
+
+
+@pytest.fixture
+def fuse_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of elementwise ops are joined whatever their size, on a CPU too: there the separate
+    ops stand in for the kernel."""
+    fuse = importlib.import_module("rekindle.capture.fuse")  # the room has a function of that name
+    monkeypatch.setattr(fuse, "_MIN_NUMEL", 64)
+    monkeypatch.setattr(fuse, "_ANYWHERE", True)
+    monkeypatch.setattr(fuse, "_targets", {})
 
 
 torchvision_on_cpu.install()

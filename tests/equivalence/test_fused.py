@@ -20,11 +20,7 @@ fuse = importlib.import_module("rekindle.capture.fuse")
 F = nn.functional
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse, "_MIN_NUMEL", 64)
-    monkeypatch.setattr(fuse, "_ANYWHERE", True)
-    monkeypatch.setattr(fuse, "_targets", {})
+pytestmark = pytest.mark.usefixtures("fuse_anywhere")
 
 
 class Net(nn.Module):
