@@ -9,9 +9,11 @@
 One process per model (`--isolate`: per case). A case is stored as results/MODEL.METHOD.json and is
 stale when its inputs (script, models, torch, device) have changed. Activation peak is
 max_memory_allocated above what was allocated before the step, with gradients None. Time is the
-median of CUDA events over the repeats. Methods: eager; own (the model's own block switch); blocks
-(torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved); inductor@B
-(torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's activation
+median of CUDA events between steps that follow each other; Rekindle's cases time eager once more,
+in the same minute, and are compared with that. Methods: eager; own (the model's own block switch);
+blocks (torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved);
+inductor@B (torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's
+activation
 peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same
 with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay
 adds to it. With `--jobs N`, N models are at work at once, each on its own share of the cores; what
@@ -25,6 +27,7 @@ import fcntl
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -47,6 +50,7 @@ METHODS = (
     "rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.3", "rekindle@own",
     "rekindle@blocks", "graph@1.0", "graph@0.5", "graph@own",
 )  # fmt: skip
+NUM_AGAIN = 3  # runs of eager that are compared with another
 GIB = 2**30
 
 
@@ -202,22 +206,25 @@ def measure(
         result["reserved_bytes"] = torch.cuda.max_memory_reserved()
         if reserved is not None:
             result["peak_bytes"] += _reserved(load) - reserved
+    return result | timed(run, device, repeats)
+
+
+def timed(run: Callable[[], Any], device: str, repeats: int) -> dict[str, Any]:
+    """Steps that follow each other as in training: the host does not wait at the end of each."""
     times = []
-    for _ in range(repeats):
-        if cuda:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
+    if device.startswith("cuda"):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        for mark in marks:  # the first step only fills the queue
             run()
-            last.record()
-            last.synchronize()
-            times.append(first.elapsed_time(last))
-        else:
+            mark.record()
+        torch.cuda.synchronize()
+        times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+    else:
+        for _ in range(repeats):
             start = time.perf_counter()
             run()
             times.append((time.perf_counter() - start) * 1e3)
-    result["ms"] = statistics.median(times)
-    result["ms_all"] = [round(t, 3) for t in times]
-    return result
+    return {"ms": statistics.median(times), "ms_all": [round(t, 3) for t in times]}
 
 
 def run_case(
@@ -245,7 +252,9 @@ def run_case(
     with alone(args.device):
         if ours or method == "eager":
             plain = seeded(load.model)
-            result["eager_to_itself"] = distance(plain, seeded(load.model))
+            result["eager_to_itself"] = max(
+                distance(plain, seeded(load.model)) for _ in range(NUM_AGAIN)
+            )
         if ours:
             for _ in range(2 if graph else 0):  # it runs, is recorded, and then replayed
                 seeded(model)
@@ -254,6 +263,9 @@ def run_case(
         step(model, load)
         result["first_step_s"] = time.perf_counter() - start
         result |= measure(lambda: step(model, load), load, args.device, args.repeats, reserved)
+        if ours:
+            beside = timed(lambda: step(load.model, load), args.device, args.repeats)
+            result["eager_ms"] = beside["ms"]
     return result
 
 
@@ -297,6 +309,7 @@ def line(record: dict[str, Any]) -> str:
     text = f"{head} {record['ms']:9.1f} ms {record.get('peak_bytes', 0) / GIB:7.2f} GiB"
     if "plan_s" in record:
         text += (
+            f" ({100 * (record['ms'] / record['eager_ms'] - 1):+5.1f} %)"
             f"  predicted {record['predicted_ms']:8.1f} ms "
             f"{record['predicted_peak_bytes'] / GIB:6.2f} GiB  plan {record['plan_s']:5.1f} s"
             f"  grad {record['gradient_error']:.1e} (eager {record['eager_to_itself']:.1e})"

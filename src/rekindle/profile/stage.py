@@ -3,11 +3,11 @@
 Distinct calls are found first; each is estimated, measured or taken from the disk cache once, for
 all nodes that make it. What cannot be measured falls back to the estimate, by name and with reason.
 
-Costs of a stream. The host issues ops in order and the device works them off in order, so a step
-takes the time of two clocks (`stream_ns`): an op can start when it is issued and its predecessor is
-done. An op whose issue takes longer than its work delays the device only where the queue has run
-dry. Planning needs a number per op whose sum is the step: device time, plus the same share of the
-excess of host time everywhere, chosen so that the sum over the graph is what the two clocks give.
+Costs of a stream. The host issues ops in order and the device works them off in order; steps follow
+each other without waiting, so the host runs ahead until one of the two is always at work: a step
+takes the longer of the two sums (`stream_ns`). Planning needs a number per op whose sum is the
+step: device time, plus the same share of the excess of host time everywhere, chosen so that the sum
+over the graph is that of its stream.
 """
 
 import dataclasses
@@ -134,12 +134,11 @@ def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list
 
 
 def stream_ns(ops: Iterable[OpProfile]) -> int:
-    """How long host and device need for these ops in this order."""
+    """How long host and device need for these ops, in one of many steps."""
     issued = done = 0
     for op in ops:
         issued += op.host_ns
-        if op.device_ns:
-            done = max(done, issued) + op.device_ns
+        done += op.device_ns
     return max(issued, done)
 
 

@@ -128,10 +128,11 @@ def op(device_ns, host_ns):
     return OpProfile(0, 0, (), Source.MEASURED, device_ns=device_ns, host_ns=host_ns)
 
 
-def test_two_clocks():
-    assert stream_ns([op(10, 3)] * 4) == 3 + 40  # the host is ahead
-    assert stream_ns([op(3, 10)] * 4) == 40 + 3  # the device waits for every launch
-    assert stream_ns([op(100, 5), op(1, 5), op(1, 5), op(0, 7)]) == 5 + 102  # hidden in the queue
+def test_a_step_among_steps_takes_the_longer_of_host_and_device():
+    assert stream_ns([op(10, 3)] * 4) == 40  # the host is ahead
+    assert stream_ns([op(3, 10)] * 4) == 40  # the device waits for every launch
+    assert stream_ns([op(100, 5), op(1, 5), op(1, 5), op(0, 7)]) == 102
+    assert stream_ns([op(1, 50), op(100, 1)]) == 101  # the host is a step ahead
     assert stream_ns([op(0, 7)] * 3) == 21
 
 
