@@ -180,7 +180,7 @@ class Bench:
             self.peak_bytes = torch.cuda.max_memory_allocated()
             self.reserved_bytes = torch.cuda.max_memory_reserved()
             return
-        from rekindle.profile.measure import allocator_deltas, peak_of
+        from rekindle.profile.allocator import allocator_deltas, peak_of
 
         self.peak_bytes = self.resident_bytes(load) + peak_of(allocator_deltas(steps))
         self.reserved_bytes = self.peak_bytes
