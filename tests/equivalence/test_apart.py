@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+import rekindle
 from equivalence.compare import assert_same, train
 from equivalence.manage import manage
 from equivalence.zoo import Example
 from memory.meter import every_output, measure_step
+from rekindle.capture import capture
 from rekindle.core import simulate
 
 fuse = importlib.import_module("rekindle.capture.fuse")
@@ -55,6 +57,28 @@ def residual_sum(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.middle(F.relu(x + net.norm(net.middle(x))))
 
 
+def sum_then_in_place(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """As in a RegNet: a new sum, then a ReLU in place on that."""
+    return net.middle(F.relu(x + net.norm(net.middle(x)), inplace=True))
+
+
+def sum_the_other_way(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.middle((net.norm(net.middle(x)) + x).relu_())
+
+
+def sum_of_two(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """As in a RegNet's block that changes the size."""
+    return net.middle(F.relu(net.other(x) + net.norm(net.middle(x)), inplace=True))
+
+
+def identity_first(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """What is added in place was normed before what it is added to."""
+    identity = net.other(x)
+    y = net.norm(net.middle(x))
+    y += identity
+    return net.middle(y.relu_())
+
+
 def twice(net: Net, x: torch.Tensor) -> torch.Tensor:
     """The same layer two times: its statistics move two times."""
     return net.norm(net.middle(F.relu(net.norm(x)))).relu()
@@ -78,8 +102,21 @@ def through_a_view(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.middle(y.relu_())
 
 
-SPLIT = [in_place, out_of_place, residual, residual_sum, twice]
+def sum_written_through_a_view(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = x + net.norm(net.middle(x))
+    y[:, :2].add_(1.0)
+    return net.middle(y.relu_())
+
+
+def added_to_what_is_written(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """Nothing is computed from a tensor that changes: the sum is an op of its own."""
+    return net.middle(F.relu(net.middle(x).mul_(2.0) + net.norm(x), inplace=True))
+
+
+SUMS = [residual, residual_sum, sum_then_in_place, sum_the_other_way, sum_of_two, identity_first]
+SPLIT = [in_place, out_of_place, *SUMS, twice]
 WHOLE = [read_by_others, read_before, through_a_view]
+WHOLE += [sum_written_through_a_view, added_to_what_is_written]
 
 
 def example(function: Callable[..., torch.Tensor], device: torch.device) -> Example:
@@ -109,7 +146,46 @@ def test_three_steps_equal_eager(
     joined = [op.name for op in managed.plan.problem.ops if "batch_norm_apply" in op.name]
     assert bool(joined) == (function in SPLIT)
     assert None not in fuse._targets.values(), "a kernel is not exact"
+    assert not [name for name in joined if not name.startswith("fused_")]
     assert_same(expected, train(mine, managed), again if device.type == "cuda" else None)
+
+
+@pytest.mark.parametrize("function", SUMS, ids=lambda f: f.__name__)
+def test_norms_sum_and_relu_are_one_op(
+    function: Callable[..., torch.Tensor], device: torch.device
+) -> None:
+    ops = manage(example(function, device)).plan.problem.ops
+    forward = [op.name for op in ops if op.phase == "forward"]
+    assert sum(name.startswith("fused_batch_norm_apply_add_relu_") for name in forward) == 1
+    assert not [n for n in forward if n.startswith(("aten.relu", "aten.add.", "rekindle."))]
+
+
+@pytest.mark.parametrize("function", SPLIT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("schedule", ["keep-all", "floor", "thrice"])
+def test_without_a_kernel_it_is_put_back(
+    function: Callable[..., torch.Tensor],
+    schedule: str,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no kernel is exact, the step is eager's: the same ops, as many bytes."""
+    monkeypatch.setattr(fuse, "_prepare", lambda *_: False)
+    expected = train(example(function, device))
+    again = train(example(function, device)) if device.type == "cuda" else None
+    mine = example(function, device)
+    managed = manage(mine, schedule)
+    problem = managed.plan.problem
+    assert not [op.name for op in problem.ops if op.name.startswith(("fused_", "rekindle."))]
+    assert_same(expected, train(mine, managed), again)
+    if schedule == "keep-all":
+        monkeypatch.setattr(fuse, "_ANYWHERE", False)
+        monkeypatch.setattr(fuse, "_MIN_NUMEL", 1 << 40)
+        plain = manage(example(function, device)).plan
+        calls = [sum(1 + op.name.count("+") for op in p.ops) for p in (problem, plain.problem)]
+        assert calls[0] == calls[1]
+        assert simulate(problem, managed.plan.schedule).peak <= (
+            simulate(plain.problem, plain.schedule).peak
+        )
 
 
 def test_nobody_reads_what_eager_would(device: torch.device) -> None:
@@ -216,6 +292,24 @@ def test_dropout(
     assert len(unread) == (len(masks) if function in APART and exact else 0)
     again = train(made()) if device.type == "cuda" else None
     assert_same(train(made()), train(mine, managed), again)
+
+
+@pytest.mark.parametrize("function", APART, ids=lambda f: f.__name__)
+def test_dropout_without_a_kernel_is_put_back(
+    function: Callable[..., torch.Tensor], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "_prepare", lambda *_: False)
+    torch.manual_seed(0)
+    model = Masked(function).to(device).train()
+    x = torch.randn(32, 16, device=device)
+    ops = capture(model, (x,)).nodes
+    products = [n for n in ops if n.target is torch.ops.aten.native_dropout_backward.default]
+    assert all(n.meta["phase"] == "backward" for n in products)
+    for dropout in (n for n in ops if n.target is torch.ops.aten.native_dropout.default):
+        firsts = [u for u in dropout.users if u.args[1] == 0 and "storage" in u.meta]
+        assert [list(u.users) != [] for u in firsts] == [True]
+    managed = rekindle.rematerialize(model, (x,), budget=1.0, profile="estimate")
+    assert rekindle.verify(model, managed, (x,)).equal
 
 
 def _size_in(managed: nn.Module) -> Callable[[int], int]:

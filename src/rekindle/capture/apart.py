@@ -13,9 +13,12 @@ the mask is what its own gradient is, `native_dropout_backward`.
 
 Exact means to the bit: which of the forms below a kernel of batch norm computes, and whether
 dropout is that product, is found out by running them, on the device, batch norm on the shapes of
-the model; where it is not so, nothing is taken apart. What is done in place to the output becomes
-an op with an output of its own; whether that is then written over its argument is the schedule's
-to say.
+the model; where it is not so, nothing is taken apart. What is done in place to the output, or to
+the sum that reads it, becomes an op with an output of its own; whether that is then written over
+its argument is the schedule's to say.
+
+An apply or product that `capture.fuse` finds no partner for would be a pass for nothing: it is put
+back (`put_back`), and who read it reads the op's own output again.
 """
 
 import functools
@@ -137,11 +140,23 @@ class Surgery:
         node.meta |= {"writes": (), "storage": self.new_storage()}
         return node
 
-    def put_unread(self, op: fx.Node, made: fx.Node) -> None:
+    def unread(self, op: fx.Node, made: fx.Node) -> fx.Node:
         """In the place of `made`, the first output of the op, one that nobody reads."""
         with self.graph.inserting_before(made):
             unread = self.graph.call_function(operator.getitem, (op, 0))
-        self.described(unread, made, made)
+        return self.described(unread, made, made)
+
+    def out_of_place(self, made: fx.Node, before: fx.Node, writers: list[fx.Node]) -> None:
+        """The value is made as `before`; what is then done to it in place gets outputs of its own.
+        All that reads the result reads `made`."""
+        self.described(before, made, made)
+        for op in writers[:-1]:
+            op.target, op.args = _IN_PLACE[op.target], (before, *op.args[1:])
+            before = self.described(op, op, made)
+        last = writers[-1]
+        last.append(made)
+        made.target, made.args = _IN_PLACE[last.target], (before, *last.args[1:])
+        self.graph.erase_node(last)
 
     def fits(self, *values: torch.Tensor) -> bool:
         first = values[0]
@@ -158,45 +173,68 @@ class Surgery:
 
 def take_apart(surgery: Surgery) -> None:
     """Each batch norm and dropout of which that is worth it and exact."""
-    for node in list(surgery.graph.nodes):
-        if node.target in _NORMS and node.args[5] is True:
-            _batch_norm(surgery, node)
-        elif node.target is aten.native_dropout.default and node.args[2] is True:
-            _dropout(surgery, node)
+    left = list(surgery.graph.nodes)
+    num_before = len(left) + 1
+    while len(left) < num_before:  # a sum that is in place no more may be what another waits for
+        num_before = len(left)
+        left = [node for node in left if _may_be_left(surgery, node)]
 
 
-def _batch_norm(surgery: Surgery, norm: fx.Node) -> None:
-    graph = surgery.graph
+def _may_be_left(surgery: Surgery, node: fx.Node) -> bool:
+    """Takes it apart, if that is possible now; whether it might be later."""
+    if node.target in _NORMS and node.args[5] is True:
+        return not _batch_norm(surgery, node)
+    if node.target is aten.native_dropout.default and node.args[2] is True:
+        return not _dropout(surgery, node)
+    return False
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What a node that was taken apart from an op was before: the op's first output."""
+
+    op: fx.Node
+    args: tuple[Any, ...]  # of the op
+    unread: fx.Node
+
+
+def put_back(node: fx.Node) -> None:
+    """An apply or product that stands alone: as it was."""
+    apart: Apart = node.meta.pop("apart")
+    apart.op.args = apart.args
+    node.target, node.args = operator.getitem, (apart.op, 0)
+    del apart.unread.meta["storage"]  # no output of the op
+
+
+def _batch_norm(surgery: Surgery, norm: fx.Node) -> bool:
     parts = {u.args[1]: u for u in norm.users if u.target is operator.getitem}
     x, weight, bias = norm.args[:3]
     if not {0, 1, 2} <= set(parts) or not all(isinstance(a, fx.Node) for a in (x, weight, bias)):
-        return
+        return False
     made = parts[0]
     channels = (parts[1], parts[2], weight, bias)
     value = x.meta["val"]
     if not surgery.fits(value, made.meta["val"]) or not _have_channels(value, channels):
-        return
-    chain = _written(made)
-    if chain is None or not (chain or _read_elementwise(made)):
-        return
+        return False
+    writers = _writers(made)
+    if writers is None or not (writers or _reader(surgery, made)):
+        return False
     target = _form_of(norm, value)
     if target is None:
-        return
-    surgery.put_unread(norm, made)
-    last = chain[-1] if chain else max(parts.values())
-    last.append(made)
-    if not chain:
-        made.target, made.args = target, (x, *channels)
-        return
-    with graph.inserting_before(chain[0]):
-        before = graph.call_function(target, (x, *channels))
-    surgery.described(before, made, made)
-    for op in chain[:-1]:
-        op.target, op.args = _IN_PLACE[op.target], (before, *op.args[1:])
-        before = surgery.described(op, op, made)
-    # All that reads the result reads `made`.
-    made.target, made.args = _IN_PLACE[last.target], (before, *last.args[1:])
-    graph.erase_node(last)
+        return False
+    apart = Apart(norm, norm.args, surgery.unread(norm, made))
+    # Beside the other outputs: the place of one, should it be put back.
+    if writers:
+        with surgery.graph.inserting_after(max(parts.values())):
+            apply = surgery.graph.call_function(target, (x, *channels))
+        surgery.out_of_place(made, apply, writers)
+    else:
+        _free_reader(surgery, made)
+        max(parts.values()).append(made)
+        apply = made
+        apply.target, apply.args = target, (x, *channels)
+    apply.meta["apart"] = apart
+    return True
 
 
 def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
@@ -212,7 +250,7 @@ def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
     )
 
 
-def _written(made: fx.Node) -> list[fx.Node] | None:
+def _writers(made: fx.Node) -> list[fx.Node] | None:
     """The ops that write to the output before anyone reads it; None where others write to it."""
     storage = made.meta["storage"]
     touching: set[fx.Node] = set()
@@ -247,15 +285,27 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return [u for u in node.users if u.target is not aten.detach.default or _readers(u)]
 
 
-def _read_elementwise(made: fx.Node) -> bool:
-    """By one op that keeps only its result for the backward, and is of the same size."""
+def _reader(surgery: Surgery, made: fx.Node) -> fx.Node | None:
+    """The one op that reads it, where that keeps only its result for the backward, is of the same
+    size, and nothing is done to its result that could not have an output of its own."""
     readers = _readers(made)
-    return (
-        len(readers) == 1
-        and readers[0].target in _IN_PLACE.values()
-        and not readers[0].kwargs
-        and _same_shape(readers[0])
-    )
+    if len(readers) != 1:
+        return None
+    (reader,) = readers
+    if reader.target not in _IN_PLACE.values() or reader.kwargs or not _same_shape(reader):
+        return None
+    values = [n.meta["val"] for n in (reader, *reader.all_input_nodes)]
+    return reader if surgery.fits(*values) and _writers(reader) is not None else None
+
+
+def _free_reader(surgery: Surgery, made: fx.Node) -> None:
+    """What is done in place to the sum that reads it gets outputs of its own."""
+    reader = _reader(surgery, made)
+    writers = _writers(reader) if reader is not None else None
+    if reader is not None and writers:
+        with surgery.graph.inserting_before(reader):
+            before = surgery.graph.call_function(reader.target, reader.args)
+        surgery.out_of_place(reader, before, writers)
 
 
 _NUM_CHANNELS = 512  # that are tried: two forms may agree on a few by luck
@@ -293,23 +343,26 @@ def _form_of(norm: fx.Node, value: torch.Tensor) -> Any:
     return _form(target, tuple(value.shape), value.device, float(norm.args[7]))
 
 
-def _dropout(surgery: Surgery, dropout: fx.Node) -> None:
+def _dropout(surgery: Surgery, dropout: fx.Node) -> bool:
     x, p, _ = dropout.args
     parts = {u.args[1]: u for u in dropout.users if u.target is operator.getitem}
-    if set(parts) != {0, 1} or not 0 < p < 1 or _written(parts[0]) != []:
-        return
+    if set(parts) != {0, 1} or not 0 < p < 1 or _writers(parts[0]) != []:
+        return False
     made, mask = parts[0], parts[1]
     value = x.meta["val"]
     if not surgery.fits(value, made.meta["val"]) or value.dtype not in _FLOATS:
-        return
+        return False
     other = _made_elementwise(x, dropout)
-    if not (other or _read_elementwise(made)) or not _is_product(value.dtype, p, value.device):
-        return
-    surgery.put_unread(dropout, made)
+    if not (other or _reader(surgery, made)) or not _is_product(value.dtype, p, value.device):
+        return False
+    apart = Apart(dropout, dropout.args, surgery.unread(dropout, made))
+    _free_reader(surgery, made)
     max(parts.values()).append(made)
     made.target, made.args = aten.native_dropout_backward.default, (x, mask, 1.0 / (1.0 - p))
+    made.meta["apart"] = apart
     if other is not None:
         dropout.args = (other, p, True)
+    return True
 
 
 _FLOATS = (torch.float32, torch.bfloat16)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture.apart import APPLY, Surgery, take_apart
+from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
@@ -266,9 +266,16 @@ def make_elementwise(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
     """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
     any more is left to be dropped. `results`: what the graph gives away."""
-    if not _ANYWHERE and not any(n.meta["val"].is_cuda for n in results):
-        return
-    regions = _Regions(nodes, results)
+    inlined: set[fx.Node] = set()
+    if _ANYWHERE or any(n.meta["val"].is_cuda for n in results):
+        inlined = _join(_Regions(nodes, results))
+    for node in nodes:
+        if "apart" in node.meta and node not in inlined:
+            put_back(node)
+
+
+def _join(regions: _Regions) -> set[fx.Node]:
+    """Makes the kernels; gives what is computed in those that read it, and nowhere else."""
     while True:
         found = regions.expressions()
         targets = {
@@ -283,6 +290,8 @@ def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
         regions.leave(refused)
     for node, target in targets.items():
         node.target, node.args, node.kwargs = target, tuple(found[node][1]), {}
+        node.meta.pop("apart", None)  # it has its partner
+    return regions.mine - regions.made
 
 
 def _target_of(
