@@ -9,7 +9,8 @@
   real, both against eager.
 - `profiling`: how long profiling takes for 24 and 96 layers of GPT-2, and again from the cache.
 
-Results go to a JSON file, rewritten after every case; a short table comes last. Without a GPU the
+Results go to a JSON file, rewritten after every case, in which the rows of cases that are not asked
+for stay; a short table comes last. Without a GPU the
 same runs on the CPU in small configurations.
 """
 
@@ -34,6 +35,7 @@ import torch
 
 from rekindle import BudgetInfeasible, measure
 from rekindle.api import Options, Plan, make_plan, manage_plan, plan_joint
+from rekindle.profile import StepMeasurement
 from rekindle.profile.blocks import expandable_segments
 
 Row = dict[str, Any]
@@ -58,6 +60,7 @@ class Bench:
         self.rows: list[Row] = []
         self.profiling_rows: list[Row] = []
         self.notes: list[str] = []
+        self._keep_others()
 
     # ---- experiments
 
@@ -95,7 +98,7 @@ class Bench:
     def _case(self, case: cases.Case) -> None:
         model, inputs = case.make(self.device, self.args.small)
         model.train()
-        eager = measure(model, inputs, num_steps=self.args.steps)
+        eager = self._measured(model, inputs)
         begin = time.monotonic()
         first = make_plan(self._options(schedule=_keep_all), model, inputs, {})
         took = time.monotonic() - begin
@@ -131,7 +134,7 @@ class Bench:
         planned = time.monotonic() - begin
         predicted = plan.predict()
         managed = manage_plan(options, plan, model, inputs, {}, False, "raise")
-        found = measure(managed, inputs, num_steps=self.args.steps)
+        found = self._measured(managed, inputs)
         row = base | {
             "budget": budget,
             "budget_bytes": plan.budget_bytes,
@@ -154,6 +157,10 @@ class Bench:
         self._save()
 
     # ---- running
+
+    def _measured(self, model: torch.nn.Module, inputs: Any) -> StepMeasurement:
+        # The allocator's blocks and the host's caches settle over some steps.
+        return measure(model, inputs, num_steps=self.args.steps, num_warmup=5)
 
     def _options(self, **changes: Any) -> Options:
         options = Options(
@@ -191,18 +198,37 @@ class Bench:
 
     # ---- results
 
+    def _keep_others(self) -> None:
+        """With `--cases`, the stored rows of other cases on this device stay."""
+        path = Path(self.args.out)
+        if not self.args.cases or not path.exists():
+            return
+        old = json.loads(path.read_text())
+        if {key: old[key] for key in self._where()} != self._where():
+            return
+        chosen = {case.name for case in self._chosen()}
+        self.rows = [row for row in old["rows"] if row["case"] not in chosen]
+        self.notes = [note for note in old["notes"] if note.split()[0] not in chosen]
+        if self.args.experiment == "table":
+            self.profiling_rows = old["profiling"]
+
+    def _where(self) -> Row:
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return {
+            "device": name,
+            "torch": torch.__version__,
+            "expandable_segments": expandable_segments(),
+            "small": self.args.small,
+        }
+
     @property
     def num_broken(self) -> int:
         """Rows of the table whose promise on memory does not hold."""
         return sum(not _memory_holds(row) for row in self.rows)
 
     def _save(self) -> None:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         record = {
-            "device": name,
-            "torch": torch.__version__,
-            "expandable_segments": expandable_segments(),
-            "small": self.args.small,
+            **self._where(),
             "profiling": self.profiling_rows,
             "rows": self.rows,
             "notes": self.notes,
@@ -294,7 +320,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--solver", default="auto")
     parser.add_argument("--time-limit", type=float, default=4.0, help="per plan, in seconds")
     parser.add_argument("--deadline", type=float, default=480.0, help="no new case after this")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10)
     out = Path(__file__).parent / f"results-{'h200' if has_gpu else 'cpu-small'}.json"
     parser.add_argument("--out", default=str(out))
     args = parser.parse_args()
