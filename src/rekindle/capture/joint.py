@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from rekindle.capture import recurrent
 from rekindle.capture.collector import collector_at_rest
+from rekindle.capture.copies import shorten_copies
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
 from rekindle.capture.fuse import fuse as fuse_elementwise
@@ -304,12 +305,15 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         for leaf, gradient in zip(leaves, found, strict=True)
         if gradient is not None
     )
+    given_away = (*joint.outputs, *(g for _, g in gradients))
     backward_nodes = tuple(recorder.graph.nodes)[num_before:]
     join_loss_gradients(backward_nodes)
-    all_nodes = (*session.forward_nodes, *backward_nodes)
+    with outside_modes():
+        shorten_copies(recorder.graph, (*session.forward_nodes, *backward_nodes), given_away)
+    all_nodes = (*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:])
     if session.fuse:
         with outside_modes():
-            fuse_elementwise(all_nodes, (*joint.outputs, *(g for _, g in gradients)))
+            fuse_elementwise(all_nodes, given_away)
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]

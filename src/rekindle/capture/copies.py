@@ -1,0 +1,319 @@
+"""Copies that only change a layout, made once.
+
+On its way back through attention's packed projection a gradient is copied from one order of its
+dimensions into another, and again; gradients of the parts of a tensor are padded with zeros to its
+size and added up, or stacked, and then copied into the order that a product wants. Here:
+
+- a copy of a copy reads what the first one copied (`_origin`);
+- the parts of a gradient are written once, where they belong, by `rekindle::stacked`, which takes
+  the place of the paddings and the sum, or of the stack, and of the copy that follows.
+
+The bits are eager's: a copy changes none, and where padded gradients were added up, each number has
+a zero added to it, which turns -0 into 0.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+# --- the op -------------------------------------------------------------------------------------
+
+_library = torch.library.Library("rekindle", "FRAGMENT")
+_library.define("stacked(Tensor[] parts, int dim, bool plus_zero) -> Tensor")
+
+
+def _empty(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    shape = list(parts[0].shape)
+    shape.insert(dim, len(parts))
+    return parts[0].new_empty(shape)
+
+
+def _stacked(parts: Sequence[torch.Tensor], dim: int, plus_zero: bool) -> torch.Tensor:
+    out = _empty(parts, dim)
+    for k, part in enumerate(parts):
+        place = out.select(dim, k)
+        if plus_zero:
+            torch.add(part, 0.0, out=place)
+        else:
+            place.copy_(part)
+    return out
+
+
+_library.impl("stacked", _stacked, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "rekindle::stacked", lambda parts, dim, _plus_zero: _empty(parts, dim), lib=_library
+)
+
+stacked = torch.ops.rekindle.stacked.default
+
+# --- layouts ------------------------------------------------------------------------------------
+
+Digit = tuple[int, int, int]  # the dimension it is part of, size, stride
+
+
+def digits_of(shape: Sequence[int], stride: Sequence[int]) -> list[Digit]:
+    return [(i, n, s) for i, (n, s) in enumerate(zip(shape, stride, strict=True)) if n != 1]
+
+
+def through(
+    digits: Sequence[Digit], copied: Sequence[int], source: Sequence[int]
+) -> list[Digit] | None:
+    """A tensor of sizes `copied` and strides `source` was copied densely, and these digits read the
+    copy, every element once: the digits that read the same of the source. None where it is not so.
+
+    Both are ways to write a position in the copy; from the last digit on, each is split until the
+    two agree.
+    """
+    below = [(n, s) for n, s in zip(copied, source, strict=True) if n != 1]
+    split: list[list[Digit]] = [[] for _ in digits]
+    position = 1
+    for at in sorted(range(len(digits)), key=lambda i: digits[i][2]):
+        owner, size, stride = digits[at]
+        if stride != position:
+            return None
+        position *= size
+        while size > 1:
+            if not below:
+                return None
+            num, step = below.pop()
+            taken = math.gcd(num, size)
+            if taken != min(num, size):
+                return None
+            split[at].insert(0, (owner, taken, step))
+            size //= taken
+            if taken < num:
+                below.append((num // taken, step * taken))
+    return None if below else [digit for part in split for digit in part]
+
+
+def merged(digits: Sequence[Digit], num_dims: int) -> tuple[int, ...] | None:
+    """One stride per dimension, where the digits of each continue each other."""
+    found = [1] * num_dims
+    goes_on: dict[int, int] = {}
+    for owner, size, stride in reversed(digits):
+        if owner not in goes_on:
+            found[owner] = stride
+        elif goes_on[owner] != stride:
+            return None
+        goes_on[owner] = stride * size
+    return tuple(found)
+
+
+# --- rewriting ----------------------------------------------------------------------------------
+
+
+def shorten_copies(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
+    """Rewrites the copies of a recorded backward; what nobody reads any more is left to be dropped.
+    `nodes`: of the forward and this backward; `results`: what the graph gives away."""
+    copies = _Copies(graph, nodes, results)
+    for node in nodes:
+        if node.meta.get("phase") == "backward" and _is_copy(node):
+            copies.shorten(node)
+    for node in nodes:
+        if node.target is aten.add.Tensor and node.meta.get("phase") == "backward":
+            copies.join(node)
+
+
+def _is_copy(node: fx.Node) -> bool:
+    if node.target is not aten.clone.default:
+        return False
+    made, source = node.meta["val"], node.args[0].meta["val"]
+    return bool(
+        _dense(made) and made.dtype == source.dtype and made.dtype in _FLOATS and made.numel()
+    )
+
+
+def _dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_contiguous() and value.storage_offset() == 0
+
+
+class _Copies:
+    def __init__(
+        self, graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Node]
+    ) -> None:
+        self.graph = graph
+        self.made: dict[int, fx.Node] = {}  # storage -> the op of the backward that makes it
+        self.readers: dict[int, set[fx.Node]] = {}  # of a storage, views looked through
+        self.fixed = {node.meta["storage"] for node in results}  # must stay, or change
+        for node in nodes:
+            storage = node.meta.get("storage")
+            self.fixed |= {w.meta["storage"] for w in node.meta.get("writes", ())}
+            for argument in node.all_input_nodes:
+                below = argument.meta.get("storage")
+                if below is not None and below != storage:
+                    self.readers.setdefault(below, set()).add(node)
+            if storage is not None and node.meta.get("phase") == "backward":
+                self.made.setdefault(storage, node)
+
+    def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
+        """The op that made what the view shows, where only this one reads it."""
+        storage = view.meta.get("storage")
+        if storage in self.fixed or self.readers.get(storage) != {reader}:
+            return None
+        return self.made.get(storage)
+
+    def shorten(self, copy: fx.Node) -> None:
+        view = copy.args[0]
+        assert isinstance(view, fx.Node)
+        if self._join_before(copy, view):
+            return
+        value = view.meta["val"]
+        found = self._origin(view, copy, tuple(value.shape), digits_of(value.shape, value.stride()))
+        if found is not view:
+            copy.args = (found,)
+            copy.kwargs = {"memory_format": torch.contiguous_format}
+
+    def _origin(
+        self, view: fx.Node, reader: fx.Node, shape: tuple[int, ...], digits: list[Digit]
+    ) -> fx.Node:
+        """A tensor of this shape that shows what the digits read of the view's storage: as near to
+        where it comes from as can be, through all copies. The digits suffice for the view."""
+        stride = merged(digits, len(shape))
+        assert stride is not None
+        first = reader
+        found = (view, stride, view.meta["val"].storage_offset())
+        while view.meta["val"].storage_offset() == 0:
+            copy = self._maker(view, reader)
+            if copy is None or not _is_copy(copy):
+                break
+            source = copy.args[0]
+            assert isinstance(source, fx.Node)
+            value = source.meta["val"]
+            below = through(digits, value.shape, value.stride())
+            if below is None or source.meta.get("storage") in self.fixed:
+                break
+            view, reader, digits = source, copy, below
+            stride = merged(digits, len(shape))
+            if stride is not None:
+                found = (view, stride, value.storage_offset())
+        view, stride, offset = found
+        value = view.meta["val"]
+        if (tuple(value.shape), value.stride(), value.storage_offset()) == (shape, stride, offset):
+            return view
+        with self.graph.inserting_before(first):
+            node = self.graph.call_function(
+                aten.as_strided.default, (view, list(shape), list(stride), offset)
+            )
+        node.meta = dict(first.meta)
+        node.meta |= {"val": value.as_strided(shape, stride, offset), "writes": ()}
+        node.meta |= {k: view.meta[k] for k in ("storage", "storage_bytes")}
+        return node
+
+    # ---- parts of a tensor
+
+    def _join_before(self, copy: fx.Node, view: fx.Node) -> bool:
+        """Where the copy is of a stack, or of padded parts that are added up: the parts are written
+        into the copy's layout."""
+        whole = self._maker(view, copy)
+        if whole is None or not _dense(whole.meta["val"]):
+            return False
+        parts = self._parts(whole)
+        if parts is None:
+            return False
+        shown, value = view.meta["val"], whole.meta["val"]
+        dim, plus_zero, tensors = parts
+        num, step = value.shape[dim], value.stride(dim)
+        pairs = list(zip(shown.shape, shown.stride(), strict=True))
+        at = [i for i, pair in enumerate(pairs) if pair == (num, step)]
+        if num == 1 or len(at) != 1 or shown.storage_offset():
+            return False
+        # Without that dimension, what lies above it moves together.
+        rest = [(n, s) for i, (n, s) in enumerate(pairs) if i != at[0]]
+        shape = tuple(n for n, _ in rest)
+        stride = tuple(s // num if s > step else s for _, s in rest)
+        if not self._write(copy, tensors, at[0], plus_zero, shape, stride):
+            return False
+        self.fixed.add(whole.meta["storage"])  # nobody reads it any more
+        return True
+
+    def join(self, whole: fx.Node) -> None:
+        """Padded parts that are added up, and read as they are."""
+        storage = whole.meta["storage"]
+        if storage in self.fixed or not self.readers.get(storage) or not _dense(whole.meta["val"]):
+            return
+        parts = self._parts(whole)
+        if parts is not None:
+            dim, plus_zero, tensors = parts
+            shape = tuple(tensors[0][0].meta["val"].shape)
+            stride = torch.empty(shape, device="meta").stride()
+            self._write(whole, tensors, dim, plus_zero, shape, stride)
+
+    def _write(
+        self,
+        node: fx.Node,
+        tensors: Sequence[tuple[fx.Node, fx.Node]],
+        dim: int,
+        plus_zero: bool,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+    ) -> bool:
+        """Turns the node into the op that writes the parts, each read with this shape and stride as
+        if it were dense."""
+        digits = []
+        for part, _ in tensors:
+            value = part.meta["val"]
+            found = through(digits_of(shape, stride), value.shape, value.stride())
+            if found is None or merged(found, len(shape)) is None:
+                return False
+            if part.meta.get("storage") in self.fixed:
+                return False
+            digits.append(found)
+        views = [
+            self._origin(part, reader, shape, found)
+            for (part, reader), found in zip(tensors, digits, strict=True)
+        ]
+        node.target, node.args, node.kwargs = stacked, (views, dim, plus_zero), {}
+        return True
+
+    def _parts(self, whole: fx.Node) -> tuple[int, bool, list[tuple[fx.Node, fx.Node]]] | None:
+        """The dimension, whether zeros are added, and each part with the op that reads it."""
+        value = whole.meta["val"]
+        if value.dtype not in _FLOATS:
+            return None
+        if whole.target is aten.stack.default:
+            tensors = whole.args[0]
+            dim = whole.args[1] if len(whole.args) > 1 else 0
+            if any(t.meta["val"].dtype != value.dtype for t in tensors):
+                return None
+            return dim % value.dim(), False, [(t, whole) for t in tensors]
+        if whole.target is not aten.add.Tensor:
+            return None
+        padded = self._summands(whole)
+        if padded is None:
+            return None
+        dims = {node.args[2] % value.dim() for node in padded}
+        if len(dims) != 1:
+            return None
+        dim = dims.pop()
+        by_index = {node.args[3] % value.shape[dim]: node for node in padded}
+        if len(by_index) != len(padded) or len(by_index) != value.shape[dim]:
+            return None
+        return dim, True, [(by_index[k].args[0], by_index[k]) for k in range(len(by_index))]
+
+    def _summands(self, node: fx.Node) -> list[fx.Node] | None:
+        """Of a sum of padded parts, at least two, of which nobody else reads anything."""
+        found: list[fx.Node] = []
+        stack = [node]
+        while stack:
+            now = stack.pop()
+            if now.meta["val"].shape != node.meta["val"].shape:
+                return None
+            if now.meta["val"].dtype != node.meta["val"].dtype:
+                return None
+            if now.target is aten.select_backward.default and now is not node:
+                found.append(now)
+                continue
+            if now.target is not aten.add.Tensor or now.kwargs or len(now.args) != 2:
+                return None
+            for argument in now.args:
+                if not isinstance(argument, fx.Node) or self._maker(argument, now) is not argument:
+                    return None
+                stack.append(argument)
+        return found
