@@ -396,7 +396,21 @@ class FakeRuns:
             return self.mode.dispatch(func, types, args, kwargs)
         if known is _MISSING:
             return self._learn(key, func, types, args, kwargs)
-        return self.mode._output_from_cache_entry(self._state, *known, func, args)
+        entry, long_key, fresh = known
+        if fresh is None:
+            return self.mode._output_from_cache_entry(self._state, entry, long_key, func, args)
+        made = [
+            m
+            and FakeTensor(
+                self.mode,
+                torch.empty_strided(
+                    m.shape, m.stride, dtype=m.dtype, device="meta", requires_grad=m.requires_grad
+                ),
+                m.device,
+            )
+            for m in fresh
+        ]
+        return tuple(made) if entry.is_output_tuple else made[0]
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode's own key tells, shorter; None where it would keep nothing."""
@@ -417,7 +431,8 @@ class FakeRuns:
             long_key = None
         out = self.mode.dispatch(func, types, args, kwargs)
         entry = None if long_key is None else FakeTensorMode.cache.get(long_key)
-        self._known[key] = (entry, long_key) if hasattr(entry, "output_infos") else None
+        known = hasattr(entry, "output_infos")
+        self._known[key] = (entry, long_key, _fresh(entry)) if known else None
         return out
 
     def _part(self, arg: Any) -> Any:
@@ -439,6 +454,23 @@ class FakeRuns:
         if kind in _PLAIN:
             return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
         raise _NoKey
+
+
+def _fresh(entry: Any) -> list[Any] | None:
+    """What describes each output, None for one that is None, where all of them are new tensors:
+    those are made here, without the guards that torch puts around the making of each."""
+    found = []
+    for info in entry.output_infos:
+        m = info.metadata
+        if info.inplace_idx is not None or info.view_idx is not None:
+            return None
+        if m is None:
+            if getattr(info, "constant_value", _MISSING) is not None:
+                return None
+        elif m.layout is not torch.strided or m.is_conj or m.is_neg:
+            return None
+        found.append(m)
+    return found
 
 
 class _NoKey(Exception):
