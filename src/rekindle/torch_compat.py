@@ -356,6 +356,42 @@ def new_fake_mode() -> FakeTensorMode:
     return mode
 
 
+def stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
+    """What `mode.from_tensor` gives for a leaf. Most fill a storage of their own, and for those
+    torch's converter, which is ready for anything, takes several times as long as this."""
+    converter = mode.fake_tensor_converter
+    memo = converter.meta_converter.storage_memo
+    if not _fills_storage(real):
+        return mode.from_tensor(real, static_shapes=True)
+    storage_id = converter.meta_converter.describer.get_storage_id(real.untyped_storage())
+    if storage_id in memo:  # another tensor of the same storage came before
+        return mode.from_tensor(real, static_shapes=True)
+    with torch._C._DisableTorchDispatch():
+        blank = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        fake = FakeTensor(mode, blank, real.device)
+    fake.requires_grad = real.requires_grad
+    if isinstance(real, torch.nn.Parameter):
+        fake._is_param = True
+    memo[storage_id] = fake.untyped_storage()
+    converter.set_tensor_memo(real, fake)
+    return fake
+
+
+def _fills_storage(real: torch.Tensor) -> bool:
+    plain = type(real) in (torch.Tensor, torch.nn.Parameter) and not hasattr(real, "_is_buffer")
+    if not plain or real.layout is not torch.strided or real.is_quantized:
+        return False
+    if real._is_view() or real.is_conj() or real.is_neg() or real.is_inference():
+        return False
+    if not real.is_leaf or not real.is_contiguous() or real.storage_offset():
+        return False
+    if real.requires_grad and (
+        real.grad is not None or getattr(real, "grad_dtype", real.dtype) != real.dtype
+    ):
+        return False
+    return bool(real.untyped_storage().nbytes() == real.numel() * real.dtype.itemsize)
+
+
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
 
