@@ -31,7 +31,8 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/hiremate/against_optimum.py benchmarks/hiremate/capture.py \
   benchmarks/hiremate/structure.py benchmarks/hiremate/threads.py benchmarks/hiremate/table3.py \
   benchmarks/hiremate/table4.py benchmarks/hiremate/figures.py \
-  benchmarks/overhead/keep_all.py benchmarks/planning/again.py benchmarks/auto/table.py
+  benchmarks/overhead/keep_all.py benchmarks/planning/again.py benchmarks/planning/first.py \
+  benchmarks/auto/table.py
 
 .PHONY: demo test check docs reference dist format bench browser native clean
 

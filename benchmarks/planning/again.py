@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ import rekindle
 from rekindle import api
 
 STAGES = {
-    "capture": "capture",
-    "analyse": "analyse",
-    "profile_nodes": "profile",
-    "formulate": "formulate",
-    "choose": "choose",
+    (api, "capture"): "capture",
+    (api, "analyse"): "analyse",
+    (api, "profile_nodes"): "profile",
+    (api, "formulate"): "formulate",
+    (api, "choose"): "choose",
 }
 BUDGET = 0.6
 
@@ -55,27 +55,29 @@ def gpt2(num_layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def stages(spent: dict[str, float]) -> Iterator[None]:
+def stages(
+    spent: dict[str, float], table: Mapping[tuple[Any, str], str] = STAGES
+) -> Iterator[None]:
     """Inside, the processor's time of each stage of a plan is added to `spent`."""
 
-    def timed(name: str, function: Any) -> Any:
+    def timed(label: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             started = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent[name] = spent.get(name, 0.0) + time.process_time() - started
+                spent[label] = spent.get(label, 0.0) + time.process_time() - started
 
         return call
 
-    saved = {name: getattr(api, name) for name in STAGES}
-    for name, function in saved.items():
-        setattr(api, name, timed(STAGES[name], function))
+    saved = {(room, name): getattr(room, name) for room, name in table}
+    for (room, name), function in saved.items():
+        setattr(room, name, timed(table[room, name], function))
     try:
         yield
     finally:
-        for name, function in saved.items():
-            setattr(api, name, function)
+        for (room, name), function in saved.items():
+            setattr(room, name, function)
 
 
 def measure(num_layers: int, repeats: int) -> dict[str, Any]:

@@ -386,15 +386,14 @@ def plan_joint(
             on_progress=options.on_progress,
         )
         problem = formulate(program, profile, name)
-    everything = simulate(problem, keep_all(problem))
-    predictor = Predictor(program, profile, problem)
-    budget = None if given is None else given.step_bytes
-    if options.budget is not None:
-        whole = predictor.peak_bytes(keep_all(problem))
-        budget = max(at_least, parse_budget(options.budget, whole))
-    solution, kept = choose(options.choice, predictor, budget)
-    assert solution.schedule is not None
-    trace = simulate(problem, solution.schedule)
+        everything = simulate(problem, keep_all(problem))
+        predictor = Predictor(program, profile, problem)
+        budget = None if given is None else given.step_bytes
+        if options.budget is not None:
+            budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
+        solution, kept = choose(options.choice, predictor, budget)
+        assert solution.schedule is not None
+        trace = simulate(problem, solution.schedule)
     return Plan(
         joint=joint,
         program=program,

@@ -69,15 +69,17 @@ def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:
 
 def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple[Solution, bool]:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
-    larger than their requests, the excess is taken off the solver's budget."""
+    larger than their requests, the excess is taken off the solver's budget. Each further try has
+    half the time of the one before: all of them together take less than twice the limit."""
     problem = predictor.problem
-    whole, simulated = predictor.peak_bytes(keep_all(problem)), simulate(problem, keep_all(problem))
+    whole, simulated = predictor.keep_all_bytes, simulate(problem, keep_all(problem))
     if whole <= budget or not simulated.peak:
         target = budget
     else:
         target = budget * simulated.peak // whole
-    for _ in range(4):
-        solution, kept = _solve(how, problem, target)
+    for num_before in range(4):
+        limit_s = how.time_limit_s / 2**num_before
+        solution, kept = _solve(dataclasses.replace(how, time_limit_s=limit_s), problem, target)
         if solution.schedule is None:
             return solution, kept
         excess = predictor.peak_bytes(solution.schedule) - budget

@@ -356,6 +356,42 @@ def new_fake_mode() -> FakeTensorMode:
     return mode
 
 
+def stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
+    """What `mode.from_tensor` gives for a leaf. Most fill a storage of their own, and for those
+    torch's converter, which is ready for anything, takes several times as long as this."""
+    converter = mode.fake_tensor_converter
+    memo = converter.meta_converter.storage_memo
+    if not _fills_storage(real):
+        return mode.from_tensor(real, static_shapes=True)
+    storage_id = converter.meta_converter.describer.get_storage_id(real.untyped_storage())
+    if storage_id in memo:  # another tensor of the same storage came before
+        return mode.from_tensor(real, static_shapes=True)
+    with torch._C._DisableTorchDispatch():
+        blank = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        fake = FakeTensor(mode, blank, real.device)
+    fake.requires_grad = real.requires_grad
+    if isinstance(real, torch.nn.Parameter):
+        fake._is_param = True
+    memo[storage_id] = fake.untyped_storage()
+    converter.set_tensor_memo(real, fake)
+    return fake
+
+
+def _fills_storage(real: torch.Tensor) -> bool:
+    plain = type(real) in (torch.Tensor, torch.nn.Parameter) and not hasattr(real, "_is_buffer")
+    if not plain or real.layout is not torch.strided or real.is_quantized:
+        return False
+    if real._is_view() or real.is_conj() or real.is_neg() or real.is_inference():
+        return False
+    if not real.is_leaf or not real.is_contiguous() or real.storage_offset():
+        return False
+    if real.requires_grad and (
+        real.grad is not None or getattr(real, "grad_dtype", real.dtype) != real.dtype
+    ):
+        return False
+    return bool(real.untyped_storage().nbytes() == real.numel() * real.dtype.itemsize)
+
+
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
 
@@ -396,7 +432,21 @@ class FakeRuns:
             return self.mode.dispatch(func, types, args, kwargs)
         if known is _MISSING:
             return self._learn(key, func, types, args, kwargs)
-        return self.mode._output_from_cache_entry(self._state, *known, func, args)
+        entry, long_key, fresh = known
+        if fresh is None:
+            return self.mode._output_from_cache_entry(self._state, entry, long_key, func, args)
+        made = [
+            m
+            and FakeTensor(
+                self.mode,
+                torch.empty_strided(
+                    m.shape, m.stride, dtype=m.dtype, device="meta", requires_grad=m.requires_grad
+                ),
+                m.device,
+            )
+            for m in fresh
+        ]
+        return tuple(made) if entry.is_output_tuple else made[0]
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode's own key tells, shorter; None where it would keep nothing."""
@@ -417,7 +467,8 @@ class FakeRuns:
             long_key = None
         out = self.mode.dispatch(func, types, args, kwargs)
         entry = None if long_key is None else FakeTensorMode.cache.get(long_key)
-        self._known[key] = (entry, long_key) if hasattr(entry, "output_infos") else None
+        known = hasattr(entry, "output_infos")
+        self._known[key] = (entry, long_key, _fresh(entry)) if known else None
         return out
 
     def _part(self, arg: Any) -> Any:
@@ -439,6 +490,23 @@ class FakeRuns:
         if kind in _PLAIN:
             return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
         raise _NoKey
+
+
+def _fresh(entry: Any) -> list[Any] | None:
+    """What describes each output, None for one that is None, where all of them are new tensors:
+    those are made here, without the guards that torch puts around the making of each."""
+    found = []
+    for info in entry.output_infos:
+        m = info.metadata
+        if info.inplace_idx is not None or info.view_idx is not None:
+            return None
+        if m is None:
+            if getattr(info, "constant_value", _MISSING) is not None:
+                return None
+        elif m.layout is not torch.strided or m.is_conj or m.is_neg:
+            return None
+        found.append(m)
+    return found
 
 
 class _NoKey(Exception):

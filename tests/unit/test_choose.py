@@ -13,10 +13,11 @@ from rekindle.errors import BudgetInfeasible
 
 @dataclass(frozen=True)
 class Recorder:
-    """Answers keep-all, and writes down the budgets that it was asked for."""
+    """Answers keep-all, and writes down the budgets and the times that it was asked for."""
 
     stopped_by: str
     budgets: list[int] = field(default_factory=list)
+    limits_s: list[float] = field(default_factory=list)
 
     name: ClassVar[str] = "recorder"
     requires: ClassVar[tuple[str, ...]] = ()
@@ -25,8 +26,9 @@ class Recorder:
     def accepts(self, problem: Problem) -> str | None:
         return None
 
-    def solve(self, problem: Problem, budget: int, **_: Any) -> Solution:
+    def solve(self, problem: Problem, budget: int, *, time_limit_s: float, **_: Any) -> Solution:
         self.budgets.append(budget)
+        self.limits_s.append(time_limit_s)
         return Solution(
             status=Status.FEASIBLE,
             schedule=keep_all(problem),
@@ -40,12 +42,14 @@ class Generous:
     """Blocks turn out larger than their requests, by 4 % once something was solved."""
 
     problem: Problem
-    asked: list[Schedule] = field(default_factory=list)
+
+    @property
+    def keep_all_bytes(self) -> int:
+        return simulate(self.problem, keep_all(self.problem)).peak
 
     def peak_bytes(self, schedule: Schedule) -> int:
-        self.asked.append(schedule)
         peak = simulate(self.problem, schedule).peak
-        return peak if len(self.asked) == 1 else peak + peak // 25
+        return peak + peak // 25
 
 
 def test_a_budget_that_is_met_is_solved_once() -> None:
@@ -67,3 +71,24 @@ def test_an_interrupt_ends_the_search_for_a_budget_that_the_allocator_keeps() ->
     with pytest.raises(BudgetInfeasible):
         choose(Choice(solver=solver, cache=False), predictor, budget)
     assert solver.budgets == [budget]
+
+
+@dataclass(frozen=True)
+class NeverEnough(Generous):
+    """Whatever is chosen takes a byte more than there is."""
+
+    budget: int = 0
+
+    def peak_bytes(self, schedule: Schedule) -> int:
+        return self.budget + 1
+
+
+def test_each_further_try_has_half_the_time_of_the_one_before() -> None:
+    problem = chain(6)
+    solver = Recorder("time limit")
+    budget = 2 * simulate(problem, keep_all(problem)).peak
+    predictor: Any = NeverEnough(problem, budget)
+    with pytest.raises(BudgetInfeasible):
+        choose(Choice(solver=solver, time_limit_s=8.0, cache=False), predictor, budget)
+    assert solver.limits_s == [8.0, 4.0, 2.0, 1.0]
+    assert solver.budgets == sorted(set(solver.budgets), reverse=True)

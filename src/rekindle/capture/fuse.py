@@ -49,16 +49,15 @@ def _elementwise(node: fx.Node) -> bool:
         return False
     if node.target is aten._to_copy.default and not set(node.kwargs) <= {"dtype"}:
         return False
-    tensors = [a for a in node.args if isinstance(a, fx.Node)]
-    if any(_place_in(node, a) is None for a in tensors):
+    places = [_place_in(node, a) for a in node.args if isinstance(a, fx.Node)]
+    if None in places:
         return False
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
     if any(not isinstance(a, (int, float)) or isinstance(a, bool) for a in rest):
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] not in (2, 3):
         return False
-    wide = [a for a in tensors if _place_in(node, a) == Place("wide", out.numel())]
-    return bool(wide) and isinstance(node.args[0], fx.Node)
+    return Place("wide", out.numel()) in places and isinstance(node.args[0], fx.Node)
 
 
 def _dense(value: Any) -> bool:

@@ -262,7 +262,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             node.meta["val"] = out
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor) and not self.knows(item):
-                    part = self.graph.call_function(operator.getitem, (node, i))
+                    part = add_call(self.graph, "call_function", operator.getitem, (node, i), {})
                     self._describe(part)
                     self._bind(part, item)
 

@@ -9,7 +9,7 @@ from torch import nn
 from rekindle.capture.record import Kind, Recorder, Source
 from rekindle.capture.structure import path_names, split
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import FakeTensor, FakeTensorMode
+from rekindle.torch_compat import FakeTensor, FakeTensorMode, stand_in
 
 
 class Sample:
@@ -90,6 +90,6 @@ def _fake(fake_mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     if isinstance(real, FakeTensor):
         raise CaptureError("the model or its arguments are fake tensors; give real ones")
     if type(real) is torch.Tensor:
-        fake = fake_mode.from_tensor(real.detach(), static_shapes=True)
+        fake = stand_in(fake_mode, real.detach())
         return fake.requires_grad_(real.requires_grad)
-    return fake_mode.from_tensor(real, static_shapes=True)
+    return stand_in(fake_mode, real)

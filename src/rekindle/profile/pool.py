@@ -114,18 +114,14 @@ def pool_peak(
     """The most that a step has allocated, by the model of the allocator, above what is resident;
     the worst of some steps in a row, since each finds the pool as the one before has left it."""
     residents = [problem.values[v].size for v in problem.resident]
+    steps = list(lifetimes(problem, schedule))
     return max(
-        _steps_peak(problem, schedule, CachingPool(expandable), num_steps, before)
-        for before in ([], residents)
+        _steps_peak(steps, CachingPool(expandable), num_steps, before) for before in ([], residents)
     )
 
 
 def _steps_peak(
-    problem: Problem,
-    schedule: Schedule,
-    pool: CachingPool,
-    num_steps: int,
-    residents: Sequence[int],
+    steps: Sequence["Lifetimes"], pool: CachingPool, num_steps: int, residents: Sequence[int]
 ) -> int:
     for size in residents:
         if size:
@@ -135,7 +131,7 @@ def _steps_peak(
     for _ in range(num_steps):
         pool.peak_bytes = held
         live: dict[int, Block] = {}
-        for made, workspace, dead in lifetimes(problem, schedule):
+        for made, workspace, dead in steps:
             for copy, request, takes_over in made:
                 if takes_over is not None:
                     live[copy] = live.pop(takes_over)
@@ -153,11 +149,10 @@ def _steps_peak(
 
 
 Made = tuple[int, int, int | None]  # copy, bytes, the copy whose storage it takes over
+Lifetimes = tuple[list[Made], int, Sequence[int]]  # of one step: made, workspace, dying
 
 
-def lifetimes(
-    problem: Problem, schedule: Schedule
-) -> Iterator[tuple[list[Made], int, Sequence[int]]]:
+def lifetimes(problem: Problem, schedule: Schedule) -> Iterator[Lifetimes]:
     """Per step: the copies it makes, its workspace, and the copies that die after it, by the rule
     of `core.simulate`."""
     resident = set(problem.resident)

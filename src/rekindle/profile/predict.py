@@ -1,12 +1,13 @@
 """What a planned step will need: its peak by the device's allocator, its time by its stream."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 
 from torch import fx
 
 from rekindle.capture import Program, effects
-from rekindle.core import Problem, Schedule, simulate
+from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.profile.base import Profile
 from rekindle.profile.blocks import blocks_of, expandable_segments
 from rekindle.profile.pool import pool_peak
@@ -18,13 +19,18 @@ from rekindle.profile.step import Prediction
 _CPU_RANDOM_STATE_BYTES = 5056
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Predictor:
     """Foretells what `measure` will find, for any schedule of one problem."""
 
     program: Program
     profile: Profile
     problem: Problem
+
+    @functools.cached_property
+    def keep_all_bytes(self) -> int:
+        """The peak when nothing is recomputed; a planner asks for it more than once."""
+        return self.peak_bytes(keep_all(self.problem))
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """At least the simulated peak, and what the allocator will count: on a GPU its blocks may

@@ -4,9 +4,16 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.torch_compat import FakeRuns, new_fake_mode, python_references, storage_key
+from rekindle.torch_compat import (
+    FakeRuns,
+    new_fake_mode,
+    python_references,
+    stand_in,
+    storage_key,
+)
 
 aten = torch.ops.aten
 
@@ -123,3 +130,47 @@ def test_references_from_python_alone_are_counted():
     assert python_references(one) == python_references(other) + 1
     assert views
     assert table
+
+
+def _leaves() -> dict[str, torch.Tensor]:
+    with_gradient = nn.Parameter(torch.randn(3))
+    with_gradient.grad = torch.ones(3)
+    whole = torch.randn(4, 6)
+    return {
+        "parameter": nn.Parameter(torch.randn(3, 4)),
+        "frozen": nn.Parameter(torch.randn(3), requires_grad=False),
+        "tensor": torch.randn(2, 1, 5),
+        "buffer": nn.Buffer(torch.randn(3)),
+        "leaf": torch.randn(3, requires_grad=True),
+        "whole numbers": torch.tensor(3),
+        "empty": torch.empty(0, 4),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "expanded": torch.randn(1, 3).expand(4, 3),
+        "with a gradient": with_gradient,
+        "whole": whole,
+        "its columns": whole[:, 2:],
+        "a parameter of its rows": nn.Parameter(whole[1:3]),
+        "the same as a parameter": nn.Parameter(whole),
+        "shorter than its storage": torch.randn(8)[:4],
+        "negated": torch.randn(3, dtype=torch.complex64).conj().imag,
+    }
+
+
+def test_a_stand_in_is_what_the_converter_makes() -> None:
+    ours, torchs, leaves = new_fake_mode(), new_fake_mode(), _leaves()
+    made = {name: stand_in(ours, real) for name, real in leaves.items()}
+    expected = {name: torchs.from_tensor(real, static_shapes=True) for name, real in leaves.items()}
+
+    def told(fake: torch.Tensor) -> tuple[object, ...]:
+        layout = (fake.shape, fake.stride(), fake.storage_offset(), fake.dtype, fake.device)
+        kinds = (fake.requires_grad, fake.is_leaf, fake.is_conj(), fake.is_neg(), fake.grad is None)
+        size = fake.untyped_storage().nbytes()
+        return (*layout, *kinds, size, isinstance(fake, nn.Parameter))
+
+    for name, fake in made.items():
+        assert told(fake) == told(expected[name]), name
+        assert ours.from_tensor(leaves[name], static_shapes=True) is fake, name
+    for one, other in itertools.combinations(leaves, 2):
+        shared = storage_key(expected[one]) == storage_key(expected[other])
+        assert (storage_key(made[one]) == storage_key(made[other])) == shared, (one, other)
