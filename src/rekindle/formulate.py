@@ -10,14 +10,8 @@ from rekindle.profile import Profile, blocks_of, charged_nodes, value_bytes
 
 def formulate(program: Program, profile: Profile, name: str = "") -> Problem:
     """The problem of a program. A view is charged to the op it is first made for."""
-    blocks = blocks_of(profile.kind)
-    known = value_bytes(program, profile)
-    values = []
-    for value in program.values:
-        size = None if value.storage is None else known.get(value.storage)
-        values.append(
-            Value(value.name, blocks.block_bytes(value.size_bytes) if size is None else size)
-        )
+    sizes = _sizes(program, profile)
+    values = [Value(value.name, size) for value, size in zip(program.values, sizes, strict=True)]
     ops = []
     for op, nodes in zip(program.ops, charged_nodes(program), strict=True):
         cost, workspace = _numbers(nodes, profile)
@@ -44,6 +38,22 @@ def formulate(program: Program, profile: Profile, name: str = "") -> Problem:
     )
     check_problem(problem)
     return problem
+
+
+def _sizes(program: Program, profile: Profile) -> list[int]:
+    """Per value its block, as it was seen or as the allocator would round it. One that may be
+    written over another is given that block: such values have the size of the largest."""
+    blocks = blocks_of(profile.kind)
+    known = value_bytes(program, profile)
+    sizes = []
+    for value in program.values:
+        size = None if value.storage is None else known.get(value.storage)
+        sizes.append(blocks.block_bytes(value.size_bytes) if size is None else size)
+    pairs = [pair for op in program.ops for pair in op.inplace]
+    while unequal := [pair for pair in pairs if sizes[pair[0]] != sizes[pair[1]]]:
+        for old, new in unequal:
+            sizes[old] = sizes[new] = max(sizes[old], sizes[new])
+    return sizes
 
 
 def _numbers(nodes: Iterable[str], profile: Profile) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Each kernel that writes over an argument gives the bits of its ordinary form."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,3 +144,22 @@ def test_a_gradient_with_two_readers_is_left_alone(device: torch.device) -> None
     before = [n.target for n in joint.nodes]
     join_loss_gradients(joint.nodes)  # a second time changes nothing
     assert [n.target for n in joint.nodes] == before
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_value_written_over_another_has_its_block(which: int) -> None:
+    """Of two blocks for as many bytes one may be larger: the allocator does not always split."""
+    joint = capture(Classifier(), (torch.randn(256, 8), torch.randint(4096, (256,))))
+    program = analyse(joint)
+    profile = profile_nodes(joint.nodes)
+    op = next(op for op in program.ops if op.inplace)
+    pair = op.inplace[0]
+    made = program.values[pair[which]].storage
+    node = next(n for n in joint.nodes if n.meta.get("storage") == made)
+    distinct = profile.which[profile.names.index(node.name)]
+    seen = 256 * 4096 * 4 + 614_400
+    larger = replace(profile.ops[distinct], output_bytes=(seen,))
+    ops = tuple(larger if i == distinct else o for i, o in enumerate(profile.ops))
+    assert [formulate(program, profile).values[v].size for v in pair] == [256 * 4096 * 4] * 2
+    problem = formulate(program, replace(profile, ops=ops))
+    assert [problem.values[v].size for v in pair] == [seen, seen]
