@@ -19,11 +19,15 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
+constexpr int most_joints = 8;
 constexpr double nothing = std::numeric_limits<double>::infinity();
 
 // The numbers that are searched over.
 struct Point {
     std::vector<double> price;  // per value: logarithm of the price of a byte, over the first price
+    // Places in the order: what is on its way to a later op there costs next to nothing, so that the
+    // ops between two of them are made again from the first.
+    std::vector<std::int32_t> joints;
     // For the greedy walk, where the set alone does not fit: of the budget, and its policy.
     double limit_factor = 1, cost_power = 1, wait_power = 1;
 };
@@ -33,15 +37,19 @@ class Climb {
     Climb(const Problem& problem, const SaveSearch& search, double price, std::uint64_t seed,
           Control& control, bool host)
         : p_(problem), search_(search), moment_(problem, search.moment), random_(seed),
-          control_(control), host_(host), first_price_(price), place_(problem.size.size(), 0.0) {
-        std::vector<double> at(idx(p_.num_ops()), 0.0);
+          control_(control), host_(host), first_price_(price), place_(problem.size.size(), 0.0),
+          made_(problem.size.size(), 0), last_(problem.size.size(), -1) {
         for (std::size_t t = 0; t < search.order.size(); ++t) {
-            at[idx(search.order[t])] = static_cast<double>(t);
-            if (search.order[t] == search.moment) length_ = static_cast<double>(t + 1);
+            const Id op = search.order[t];
+            for (Id v : p_.outputs[op]) made_[idx(v)] = static_cast<std::int32_t>(t);
+            if (length_ > 0) continue;
+            for (Id v : p_.inputs[op]) last_[idx(v)] = static_cast<std::int32_t>(t);
+            if (op == search.moment) length_ = static_cast<std::int32_t>(t + 1);
         }
-        for (Id v = 0; v < p_.num_values(); ++v)
-            if (p_.producer_of(v) >= 0) place_[idx(v)] = at[idx(p_.producer_of(v))] / length_;
+        for (std::size_t v = 0; v < place_.size(); ++v)
+            place_[v] = static_cast<double>(made_[v]) / length_;
         for (Id c : search.classes) num_classes_ = std::max(num_classes_, c + 1);
+        measure_widths();
     }
 
     SavesFound run() {
@@ -83,22 +91,62 @@ class Climb {
    private:
     bool ended() { return found_.tries >= search_.max_tries || control_.expired(host_); }
 
-    // Dearer and dearer memory, the same for all, then along the order: the best of these.
+    // What is made at or before each place of the order and read after it, up to the moment.
+    void measure_widths() {
+        width_.assign(static_cast<std::size_t>(length_), 0);
+        for (std::size_t v = 0; v < made_.size(); ++v) {
+            if (last_[v] <= made_[v]) continue;
+            width_[idx(made_[v])] += p_.size[v];
+            width_[idx(last_[v])] -= p_.size[v];
+        }
+        for (std::size_t t = 1; t < width_.size(); ++t) width_[t] += width_[t - 1];
+    }
+
+    // The narrowest place at most so far away; of several, the nearest to the middle.
+    std::int32_t narrowest(double middle, double reach) const {
+        const double end = static_cast<double>(length_ - 1);
+        auto least = static_cast<std::int32_t>(std::clamp(middle, 0.0, end));
+        const std::int32_t from = least;
+        for (std::int32_t by = 1; by <= static_cast<std::int32_t>(reach); ++by)
+            for (const std::int32_t t : {from - by, from + by})
+                if (t >= 0 && t < length_ && width_[idx(t)] < width_[idx(least)]) least = t;
+        return least;
+    }
+
+    std::vector<std::int32_t> even_joints(int count) const {
+        std::vector<std::int32_t> joints;
+        const double part = static_cast<double>(length_) / (count + 1);
+        for (int k = 1; k <= count; ++k) joints.push_back(narrowest(k * part, part / 4));
+        return joints;
+    }
+
+    // Dearer and dearer memory, the same for all, then along the order, then with ever more places
+    // to begin again from: the best of these.
     Point first_points() {
         Point best;
         best.price.assign(p_.size.size(), 0.0);
         double best_cost = nothing;
+        auto offer = [&](Point point) {
+            const double cost = evaluate(point);
+            if (cost >= best_cost) return;
+            best_cost = cost;
+            best = std::move(point);
+        };
         const double slopes[] = {0.0, random_.unit() < 0.5 ? 0.5 : -0.5};
         for (double slope : slopes)
             for (int step = 0; step < 10 && !ended(); ++step) {
                 Point point;
                 for (double place : place_)
                     point.price.push_back(0.25 * step + slope * (place - 0.5));
-                const double cost = evaluate(point);
-                if (cost < best_cost) {
-                    best_cost = cost;
-                    best = std::move(point);
-                }
+                offer(std::move(point));
+            }
+        for (int count = 1; count <= most_joints; ++count)
+            for (double level : {0.0, 1.0, 3.0}) {
+                if (ended()) return best;
+                Point point;
+                point.price.assign(p_.size.size(), level);
+                point.joints = even_joints(count);
+                offer(std::move(point));
             }
         return best;
     }
@@ -109,13 +157,16 @@ class Climb {
         for (double place : place_) point.price.push_back(level + slope * (place - 0.5));
         point.cost_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 2.5);
         point.wait_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 3.0);
+        if (random_.unit() < 0.5) point.joints = even_joints(1 + random_.below(most_joints));
         for (int k = 0; k < 6; ++k) change(point);
         return point;
     }
 
     void change(Point& point) {
         const double kind = random_.unit();
-        if (kind < 0.2) {
+        if (random_.unit() < (point.joints.empty() ? 0.03 : 0.2)) {
+            change_joints(point.joints);
+        } else if (kind < 0.2) {
             const double by = 0.3 * random_.normal();
             for (double& price : point.price) price += by;
         } else if (kind < 0.3) {
@@ -144,12 +195,32 @@ class Climb {
         }
     }
 
+    // One is moved, goes, or comes.
+    void change_joints(std::vector<std::int32_t>& joints) {
+        const double kind = random_.unit(), length = static_cast<double>(length_);
+        const double reach = length * std::exp2(-2 - 6 * random_.unit());
+        if (joints.empty() || kind < 0.2) {
+            joints.push_back(narrowest(length * random_.unit(), reach));
+            return;
+        }
+        std::int32_t& joint = joints[idx(random_.below(static_cast<Id>(joints.size())))];
+        if (kind < 0.35) {
+            joint = joints.back();
+            joints.pop_back();
+        } else {
+            joint = narrowest(joint + length * 0.1 * random_.normal(), reach);
+        }
+    }
+
     double evaluate(const Point& point) {
         ++found_.tries;
         keep_cost_.resize(p_.size.size());
         for (std::size_t v = 0; v < keep_cost_.size(); ++v)
             keep_cost_[v] = first_price_ * static_cast<double>(p_.size[v]) *
                             std::exp(std::clamp(point.price[v], -30.0, 30.0));
+        for (std::int32_t joint : point.joints)
+            for (std::size_t v = 0; v < keep_cost_.size(); ++v)
+                if (made_[v] <= joint && joint < last_[v]) keep_cost_[v] *= 1e-4;
         moment_.cut(keep_cost_, control_, host_);
         if (control_.expired(host_)) return nothing;
         const std::vector<Id> kept = moment_.kept();
@@ -194,8 +265,10 @@ class Climb {
     Control& control_;
     bool host_;
     double first_price_;
-    double length_ = 1;
-    std::vector<double> place_;  // per value: where in the order up to the moment it is made
+    std::int32_t length_ = 0;  // of the order up to the moment
+    std::vector<double> place_;  // per value: where in that it is made
+    std::vector<std::int32_t> made_, last_;  // per value: where it is made, and last read up to there
+    std::vector<std::int64_t> width_;  // per place up to the moment
     std::vector<double> keep_cost_;
     Id num_classes_ = 0;
     std::unordered_map<std::uint64_t, double> known_;  // costs of sets that came up before

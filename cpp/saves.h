@@ -5,7 +5,9 @@
 // before each, made again once, what it reads and nobody kept. Its cost is the cut's. What does not
 // fit is left to the greedy walk (evict.h) with that schedule as its order; then the runs that there
 // is room for are taken out (prune.h). Alike layers share moves of their prices, and moves along
-// the order tell alike layers apart, which a single price cannot.
+// the order tell alike layers apart, which a single price cannot. Where the moment itself leaves
+// little room, only what crosses a few places of the order can be kept (the segments of Chen et al.
+// 2016): how many and where is searched too.
 #pragma once
 
 #include <cstdint>

@@ -1,16 +1,21 @@
 """How much of `auto`'s quality is luck: the spread of the cost increase over ten seeds.
 
     python benchmarks/auto/seeds.py --seconds 10 --jobs 2
+    python benchmarks/auto/seeds.py --missing --deadline 600
     python benchmarks/auto/seeds.py --table             # print what is stored
 
-Each run has two cores and the given seconds. Results are kept in seeds.json beside this file, one
-record per (instance, budget, seed, seconds); only missing ones are run. The claim is a spread
-(largest less smallest) of at most 0.3 percent points in every row.
+Each run is bound to two cores of its own and has the given seconds; none starts after the deadline.
+Results are kept in seeds.json beside this file as they come, one record per (instance, budget,
+seed, seconds): a run takes the place of the one before it, or with `--missing` is left out where
+there is one. The claim is a spread (largest less smallest) of at most 0.3 percent points in every
+row.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
+import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,23 @@ ROWS = (
 )
 
 
-def run(instance: str, share: float, seed: int, seconds: float) -> dict[str, Any]:
+Key = tuple[str, float, int, float]  # instance, budget, seed, seconds
+
+
+def key_of(record: dict[str, Any]) -> Key:
+    return record["instance"], record["budget"], record["seed"], record["seconds"]
+
+
+def bind(pairs: "multiprocessing.Queue[set[int]]") -> None:
+    """This worker keeps to a pair of cores that no other has."""
+    os.sched_setaffinity(0, pairs.get())
+
+
+def run(key: Key, last_start: float) -> dict[str, Any] | None:
+    """None: too late to start."""
+    if time.time() > last_start:
+        return None
+    instance, share, seed, seconds = key
     problem = load(instance)
     base = simulate(problem, keep_all(problem))
     budget = int(share * base.peak)
@@ -69,22 +90,33 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="cores to use")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; then none starts")
+    parser.add_argument("--missing", action="store_true", help="only what is not stored")
     parser.add_argument("--results", type=Path, default=HERE / "seeds.json")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    records: list[dict[str, Any]] = []
+    records: dict[Key, dict[str, Any]] = {}
     if args.results.exists():
-        records = json.loads(args.results.read_text())["records"]
-    done = {(r["instance"], r["budget"], r["seed"], r["seconds"]) for r in records}
-    cases: list[tuple[str, float, int, float]] = []
+        records = {key_of(r): r for r in json.loads(args.results.read_text())["records"]}
+    keys: list[Key] = []
     for row in [] if args.table else args.rows.split(","):
         instance, _, share = row.partition(":")
-        cases += [(instance, float(share), seed, args.seconds) for seed in range(args.seeds)]
-    with ProcessPoolExecutor(max(1, args.jobs // 2)) as pool:
-        for future in as_completed([pool.submit(run, *case) for case in cases if case not in done]):
-            records.append(future.result())
-            write_json(args.results, {"records": records})
-    print(table(records))
+        keys += [(instance, float(share), seed, args.seconds) for seed in range(args.seeds)]
+    if args.missing:
+        keys = [key for key in keys if key not in records]
+    cores = sorted(os.sched_getaffinity(0))[: args.jobs]
+    pairs: multiprocessing.Queue[set[int]] = multiprocessing.Queue()
+    jobs = max(1, len(cores) // 2)
+    for k in range(jobs):
+        pairs.put(set(cores[2 * k : 2 * k + 2]))
+    last_start = time.time() + args.deadline
+    with ProcessPoolExecutor(jobs, initializer=bind, initargs=(pairs,)) as pool:
+        for future in as_completed([pool.submit(run, key, last_start) for key in keys]):
+            record = future.result()
+            if record is not None:
+                records[key_of(record)] = record
+                write_json(args.results, {"records": list(records.values())})
+    print(table(list(records.values())))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ In this order, each step only where the one before left something to gain:
 4. A climb over eviction policies (`cpp/policy.cpp`): a greedy walk decodes a handful of weights,
    shared by alike values, into a schedule. Fast at any size.
 5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
-   what is kept across the loss, and that into a schedule. In a training step most of what there is
-   to decide is decided there.
+   what is kept across the loss, and that into a schedule; where the loss leaves little room, places
+   to begin again from. In a training step most of what there is to decide is decided there.
 6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
    turn of them brings nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence,
    order and recomputations together, from the incumbent when cold, from the plain order when hot
@@ -356,13 +356,13 @@ _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
 _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AGAIN = _Round(50.0, again=True)
+_WINDOWS = _Round(30.0, windows=True)
 _AFTER_SAVES = (
-    _COLD, _Round(rebuild=True), _AGAIN, _Round(0.3), _AGAIN, _Round(rebuild=True), _TIGHTER,
-    _AGAIN, _Round(3.0),
+    _COLD, _Round(rebuild=True), _AGAIN, _WINDOWS, _AGAIN, _Round(rebuild=True), _TIGHTER, _AGAIN,
+    _Round(3.0),
 )  # fmt: skip
 # One annealing from the plain order may end far above another: several, rather than longer ones.
 # Then stretch by stretch.
-_WINDOWS = _Round(30.0, windows=True)
 _FROM_NOTHING = (
     _AFRESH, _Round(10.0, afresh=True), _WINDOWS, _WINDOWS, _TIGHTER, _WINDOWS, _Round(3.0),
     _Round(rebuild=True),
