@@ -113,7 +113,9 @@ def prepare(
             wrap_blocks(load, selective=name == "sac")
             return load.model, {}
         case "inductor":
-            torch._functorch.config.activation_memory_budget = float(setting)
+            from torch._functorch import config
+
+            config.activation_memory_budget = float(setting)
             return torch.compile(load.model), {}
         case "rekindle" | "graph":
             return prepare_rekindle(load, setting, known, limit_s, cuda_graph=name == "graph")

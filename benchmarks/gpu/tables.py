@@ -152,11 +152,13 @@ def bigger(folder: Path) -> list[str]:
     for path in folder.glob("*.json"):
         record = json.loads(path.read_text())
         found.setdefault((record["title"], record["card"]), {})[record["method"]] = record
-    if not found:
+    if not any("rekindle" in methods for methods in found.values()):
         return []
     lines = ["", BIGGER, "| largest | card | eager | block switch | Rekindle | recomputed |"]
     lines.append("|---" * 6 + "|")
     for (title, card), methods in sorted(found.items()):
+        if "rekindle" not in methods:
+            continue
         cells = [size_cell(methods.get(m), methods.get("eager")) for m in ("eager", "own")]
         cells += [size_cell(methods.get("rekindle"), methods.get("eager"))]
         again = last_fit(methods.get("rekindle")).get("overhead")
