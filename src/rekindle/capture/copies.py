@@ -113,12 +113,14 @@ def shorten_copies(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[
     """Rewrites the copies of a recorded backward; what nobody reads any more is left to be dropped.
     `nodes`: of the forward and this backward; `results`: what the graph gives away."""
     copies = _Copies(graph, nodes, results)
-    for node in nodes:
-        if node.meta.get("phase") == "backward" and _is_copy(node):
-            copies.shorten(node)
-    for node in nodes:
-        if node.target is aten.add.Tensor and node.meta.get("phase") == "backward":
-            copies.join(node)
+    backward = [node for node in nodes if node.meta.get("phase") == "backward"]
+    with torch.no_grad():
+        for node in backward:
+            if _is_copy(node):
+                copies.shorten(node)
+        for node in backward:
+            if node.target is aten.add.Tensor:
+                copies.join(node)
 
 
 def _is_copy(node: fx.Node) -> bool:
