@@ -233,7 +233,9 @@ class _Search:
         rounds = _AFTER_SAVES if self.problem.loss_op is not None else _FROM_NOTHING
         turn = 0  # of the rounds
         for round_ in range(self.options.max_rounds):
-            if self.done or self.left_s <= 0.05 or stalled >= len(rounds):
+            if self.done or self.left_s <= 0.05:
+                return
+            if stalled >= (len(rounds) if self.best is not None else MOST_IN_VAIN):
                 return
             kind = rounds[turn % len(rounds)]
             if self.best is None:
@@ -244,6 +246,7 @@ class _Search:
                 if self.best is not None:
                     kind = _COLD if self.problem.loss_op is not None else _WINDOWS
             before = self.best[0] if self.best is not None else None
+            peak_before = self.smallest[0] if self.smallest is not None else 0
             if kind.rebuild:
                 self._rebuild(round_, moves // MOVES_OF_A_TRY)
             else:
@@ -252,6 +255,8 @@ class _Search:
             gain = 0.0  # of the keep-all cost
             if self.best is not None:
                 gain = 1.0 if before is None else (before - self.best[0]) / max(1, self.base_cost)
+            elif self.smallest is not None and self.smallest[0] < peak_before:
+                stalled = -1  # nearer to a schedule that fits
             stalled = 0 if gain > 0.1 * self.options.gap else stalled + 1
             if gain > WORTH_REPEATING:
                 continue
@@ -351,6 +356,7 @@ class _Round:
 
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
+MOST_IN_VAIN = 5  # rounds, each twice as long, that bring no schedule nearer to the budget
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
