@@ -4,9 +4,7 @@ The separate ops stand in for the kernels; dropout is the op that it is on a GPU
 """
 
 import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +12,13 @@ import torch
 from torch import fx
 
 import rekindle
+from benchmark_scripts import load_script
 from equivalence.schedules import SCHEDULES
 from rekindle.capture import JointGraph, analyse, capture
 
 fuse = importlib.import_module("rekindle.capture.fuse")  # the room has a function of that name
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "gpu" / "models.py"
-SPEC = importlib.util.spec_from_file_location("models_of_the_gpu_comparison", FILE)
-assert SPEC is not None
-assert SPEC.loader is not None
-models = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = models  # dataclasses look their module up
-SPEC.loader.exec_module(models)
+models = load_script("gpu/models.py")
 
 aten = torch.ops.aten
 

@@ -1,20 +1,12 @@
 """The search of benchmarks/gpu/bigger.py: the largest size that fits, in few tries."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-FILE = Path(__file__).parents[3] / "benchmarks" / "gpu" / "largest.py"
-SPEC = importlib.util.spec_from_file_location("largest_that_fits", FILE)
-assert SPEC is not None
-assert SPEC.loader is not None
-search = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = search  # dataclasses look their module up
-SPEC.loader.exec_module(search)
+from benchmark_scripts import load_script
+
+search = load_script("gpu/largest.py")
 
 
 def true_largest(needed, limit: float, grain: int) -> int:
