@@ -25,6 +25,7 @@ from torch import fx
 
 from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
+from rekindle.capture.turned import turn_around
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
 aten = torch.ops.aten
@@ -256,10 +257,21 @@ def _used_late(node: fx.Node, regions: _Regions) -> bool:
 _targets: dict[tuple[Any, str], Any] = {}
 
 
-def make_elementwise(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
-    """Turns what can be told as elementwise ops into those, in a recorded forward."""
+def prepare_forward(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
+    """In a recorded forward: what can be told as elementwise ops becomes those, and copies that
+    turn a tensor around go through tiles."""
+    surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
-        take_apart(Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE))
+        take_apart(surgery)
+        turn_around(surgery, tuple(graph.nodes))
+
+
+def prepare_backward(
+    graph: fx.Graph, nodes: Sequence[fx.Node], new_storage: Callable[[], int]
+) -> None:
+    """The copies among these nodes of a recorded backward."""
+    with outside_modes():
+        turn_around(Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE), nodes)
 
 
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:

@@ -21,7 +21,7 @@ from rekindle.capture.copies import shorten_copies
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
 from rekindle.capture.fuse import fuse as fuse_elementwise
-from rekindle.capture.fuse import make_elementwise
+from rekindle.capture.fuse import prepare_backward, prepare_forward
 from rekindle.capture.loss import join_loss_gradients
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
@@ -257,7 +257,7 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
     if fuse and not recorder.scalars:  # questions to the data are answered by the graph as it was
-        make_elementwise(recorder.graph, recorder.new_storage)
+        prepare_forward(recorder.graph, recorder.new_storage)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
@@ -310,6 +310,9 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     join_loss_gradients(backward_nodes)
     with outside_modes():
         shorten_copies(recorder.graph, (*session.forward_nodes, *backward_nodes), given_away)
+    if session.fuse:
+        backward_nodes = tuple(recorder.graph.nodes)[num_before:]
+        prepare_backward(recorder.graph, backward_nodes, recorder.new_storage)
     all_nodes = (*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:])
     if session.fuse:
         with outside_modes():

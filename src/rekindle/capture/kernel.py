@@ -46,7 +46,7 @@ SOURCE: dict[Any, Callable[..., str]] = {
     **APPLY,
 }
 
-_PRELUDE = """
+CONVERSIONS = """
 __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float((unsigned int)bits << 16);
 }
@@ -55,6 +55,11 @@ __device__ __forceinline__ unsigned short narrow(float x) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return bits;
 }
+"""
+
+_PRELUDE = (
+    CONVERSIONS
+    + """
 __device__ __forceinline__ float rounded(float x) { return widen(narrow(x)); }
 __device__ __forceinline__ float silu_backward(float dy, float x) {
   const float s = 1.f / (1.f + expf(-x));
@@ -66,6 +71,7 @@ __device__ __forceinline__ float gelu_backward(float dy, float x) {
   return dy * (cdf + x * pdf);
 }
 """
+)
 
 
 @dataclass(frozen=True)
