@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from compare import wrap_blocks  # noqa: E402
+from compare import beside_others, wrap_blocks  # noqa: E402
 from largest import Found, largest, predicted  # noqa: E402
 from models import MODELS, Workload  # noqa: E402
 
@@ -276,7 +276,8 @@ class Bench:
         known = self._known(card_bytes)
 
         def fits(size: int) -> bool:
-            tries.append(self.fits(size, card_bytes))
+            with beside_others(self.args.device):
+                tries.append(self.fits(size, card_bytes))
             said = f"{self.case.model} {self.method} {card:g}: {json.dumps(tries[-1])}"
             print(said, file=sys.stderr, flush=True)
             answer(so_far(tries, known), final=False)
@@ -324,7 +325,9 @@ def work(args: argparse.Namespace) -> None:
             card, limit_s = map(float, line.split())
             stop = time.monotonic() + limit_s
             hold_to(card, args.device)
-            bench = bench or Bench(CASES[args.cases], args.methods, args)
+            if bench is None:
+                with beside_others(args.device):
+                    bench = Bench(CASES[args.cases], args.methods, args)
             record = bench.search(card, stop)
         except Exception as error:
             record = {"error": f"{type(error).__name__}: {error}"[:500]}

@@ -13,11 +13,10 @@ median of CUDA events between steps that follow each other; Rekindle's cases tim
 in the same minute, and are compared with that. Methods: eager; own (the model's own block switch);
 blocks (torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved);
 inductor@B (torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's
-activation
-peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same
-with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay
-adds to it. With `--jobs N`, N models are at work at once, each on its own share of the cores; what
-runs on the device, profiling included, runs under a lock, alone.
+activation peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B
+the same with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a
+replay adds to it. With `--jobs N`, N models are at work at once, each on its own share of the
+cores; what is measured on the device, profiling included, is measured while nobody else uses it.
 """
 
 import argparse
@@ -57,8 +56,27 @@ GIB = 2**30
 @contextlib.contextmanager
 def alone(device: str) -> Iterator[None]:
     """Nothing else of this comparison runs on the device meanwhile."""
-    with (Path(tempfile.gettempdir()) / "rekindle-device.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(device, fcntl.LOCK_EX):
+        yield
+
+
+@contextlib.contextmanager
+def beside_others(device: str) -> Iterator[None]:
+    """The device may be used: nobody measures meanwhile."""
+    with _locked(device, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(device: str, kind: int) -> Iterator[None]:
+    folder = Path(tempfile.gettempdir())
+    with (
+        (folder / "rekindle-device.door").open("w") as door,
+        (folder / "rekindle-device.lock").open("w") as lock,
+    ):
+        fcntl.flock(door, fcntl.LOCK_EX)  # who waits to be alone lets no others in
+        fcntl.flock(lock, kind)
+        fcntl.flock(door, fcntl.LOCK_UN)
         yield
         if device.startswith("cuda"):
             torch.cuda.synchronize()
@@ -139,19 +157,21 @@ def prepare_rekindle(
     call = {"args": load.args, "kwargs": load.kwargs}
     profile_s = 0.0
     device = str(next(load.model.parameters()).device)
-    if not known["profiled"]:  # the measured ops are kept on disk: planning needs no device then
+    if not known["profiled"]:  # the measured ops are kept on disk: planning measures none then
         with alone(device):
             start = time.perf_counter()
             rekindle.rematerialize(load.model, **call, budget=1.0, solver="keep-all", **say)
             profile_s = time.perf_counter() - start
             known["profiled"]["s"] = profile_s
-    start = time.perf_counter()
-    managed = rekindle.rematerialize(
-        load.model, **call, budget=budget, time_limit_s=limit_s, **say
-    )  # fmt: skip
+    with beside_others(device):
+        start = time.perf_counter()
+        managed = rekindle.rematerialize(
+            load.model, **call, budget=budget, time_limit_s=limit_s, **say
+        )
+        plan_s = time.perf_counter() - start + profile_s
     plan = managed.plan
     return managed, {
-        "plan_s": time.perf_counter() - start + profile_s,
+        "plan_s": plan_s,
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.peak_bytes,
         "predicted_overhead": plan.overhead,
@@ -233,7 +253,8 @@ def run_case(
     name: str, method: str, args: argparse.Namespace, known: dict[str, Any]
 ) -> dict[str, Any]:
     torch.manual_seed(0)
-    load = MODELS[name](args.device, args.small)
+    with beside_others(args.device):
+        load = MODELS[name](args.device, args.small)
     state = copy.deepcopy(load.model.state_dict())
 
     def seeded(model: Any) -> list[torch.Tensor]:
@@ -250,7 +271,9 @@ def run_case(
     model, notes = prepare(load, method, known, args.plan_limit)
     result |= notes
     if method.startswith("inductor"):
-        step(model, load)  # compiles on the host
+        with beside_others(args.device):
+            step(model, load)  # compiles on the host
+            torch.cuda.empty_cache()
     with alone(args.device):
         if ours or method == "eager":
             plain = seeded(load.model)

@@ -31,6 +31,7 @@ from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 aten = torch.ops.aten
 
 _MIN_NUMEL = 1 << 18  # below this the launch is all that counts
+_TRIED = 1 << 20  # elements of a kernel's result that are compared before it is used
 _MAX_STEPS = 32
 _MAX_WIDE = 5  # operands of full size
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -339,12 +340,19 @@ def _target(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> Any
 def _prepare(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> bool:
     if out.device.type != "cuda":
         return _ANYWHERE
+    values = [leaf.meta["val"] for leaf in leaves]
+    num_parts = kernel.parts_of([v.shape for v in values], _TRIED)
     try:
         launch = CudaKernel(kernel.source(), kernel.name, out.device)
-        operands = [_numbers(leaf.meta["val"], k, out.device) for k, leaf in enumerate(leaves)]
-        expected = kernel.separately(*operands)
+        operands = [
+            _numbers(v.shape, v.dtype, k, out.device)
+            if place.kind not in ("wide", "row")
+            else _numbers((v.shape[0] // num_parts, *v.shape[1:]), v.dtype, k, out.device)
+            for k, (v, place) in enumerate(zip(values, kernel.places, strict=True))
+        ]
+        expected = kernel.separately(*operands, num_parts=num_parts)
         kernel.launch = launch
-        if _same(expected, kernel(*operands)):
+        if _same(expected, kernel.part(*operands, num_parts=num_parts)):
             return True
     except RuntimeError:  # no compiler, or no memory to try
         pass
@@ -357,15 +365,17 @@ _ANYWHERE = False  # for tests: on a CPU the separate ops stand in for the kerne
 _SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e30, -1e30, 1.0, -1.0, 88.0)
 
 
-def _numbers(like: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
+def _numbers(
+    shape: Sequence[int], dtype: torch.dtype, seed: int, device: torch.device
+) -> torch.Tensor:
     """Numbers of many magnitudes, special ones among them."""
     generator = torch.Generator(device).manual_seed(seed)
-    x = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
+    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
     x *= torch.exp2(torch.randint(-6, 4, (1,), generator=generator, device=device))
     flat = x.view(-1)
     special = torch.tensor(_SPECIAL, device=device)
     flat[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(flat[seed::7])]
-    return x > 0 if like.dtype == torch.bool else x.to(like.dtype)
+    return x > 0 if dtype == torch.bool else x.to(dtype)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -117,17 +117,42 @@ class Kernel:
         self.num_blocks = -(-self.num_vectors // CudaKernel.num_threads)
         self.launch: CudaKernel | None = None
 
-    def separately(self, *operands: torch.Tensor) -> torch.Tensor:
+    def separately(self, *operands: torch.Tensor, num_parts: int = 1) -> torch.Tensor:
+        """By the ops themselves; `num_parts`: on operands of a part (`parts_of`)."""
         made: list[torch.Tensor] = []
 
         def filled(arg: Any) -> Any:
             if isinstance(arg, tuple) and len(arg) == 2 and arg[0] in ("leaf", "step"):
                 return (operands if arg[0] == "leaf" else made)[arg[1]]
-            return list(arg) if isinstance(arg, tuple) else arg
+            return [arg[0] // num_parts, *arg[1:]] if isinstance(arg, tuple) else arg
 
         for step in self.steps:
             made.append(step.target(*map(filled, step.args), **dict(step.kwargs)))  # noqa: PERF401
         return made[-1]
+
+    def parts_of(self, operands: Sequence[torch.Size], smallest: int) -> int:
+        """Into how many equal parts the first dimensions of all of these can be cut: parts of at
+        least so many elements, and of whole blocks of threads. 1: it cannot be cut."""
+        cut = [s for s, p in zip(operands, self.places, strict=True) if p.kind in ("wide", "row")]
+        numel = math.prod(self.shape)
+        views = [s.args[1] for s in self.steps if s.is_view and len(s.args) > 1]
+        firsts = [v[0] if v[0] != -1 else numel // math.prod(v[1:]) for v in views]
+        most = math.gcd(*[shape[0] for shape in (self.shape, *cut)], *firsts)
+        for num in range(most, 1, -1):
+            threads, rest = divmod(self.num_vectors, num)
+            whole = rest == 0 and threads % CudaKernel.num_threads == 0
+            if most % num == 0 and whole and threads * self.at_once >= smallest:
+                return num
+        return 1
+
+    def part(self, *operands: torch.Tensor, num_parts: int) -> torch.Tensor:
+        """By the kernel, on the operands of a part."""
+        assert self.launch is not None
+        shape = (self.shape[0] // num_parts, *self.shape[1:])
+        out = torch.empty(shape, dtype=self.dtype, device=operands[0].device)
+        addresses = [o.data_ptr() for o in (*operands, out)]
+        self.launch(self.num_blocks // num_parts, addresses)
+        return out
 
     def __call__(self, *operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self.launch is not None:
