@@ -26,6 +26,7 @@ from rekindle.torch_compat import CudaKernel
 aten = torch.ops.aten
 
 _MIN_SIDE = 16  # of what is turned; below this there are no lines to read
+_SIDE = 64  # of a tile: sixteen reads of each thread are under way at once
 
 # dtype -> its bits, in CUDA; those that can be added as well
 _BITS = {torch.float32: "unsigned int", torch.bfloat16: "unsigned short"}
@@ -165,31 +166,26 @@ extern "C" __global__ void NAME(
 """
 
 
-def _side(dtype: torch.dtype) -> int:
-    return 128 // int(dtype.itemsize)  # a tile is as wide as a line of memory
-
-
 @functools.cache
-def _kernel(dtype: torch.dtype, is_sum: bool, device: torch.device) -> tuple[CudaKernel, int]:
+def _kernel(dtype: torch.dtype, is_sum: bool, device: torch.device) -> CudaKernel:
     name = "add_turned" if is_sum else "turned"
     words = {
         "NAME": name,
         "ADDEND": "const T* other," if is_sum else "",
         "RESULT": "sum(other[i], tile[c][r])" if is_sum else "tile[c][r]",
-        "SIDE": str(_side(dtype)),
+        "SIDE": str(_SIDE),
         "PAD": str(4 // dtype.itemsize),  # so that a column of the tile lies in all banks
     }
     source = f"typedef {_BITS[dtype]} T;" + CONVERSIONS + _SOURCE
     for word, text in words.items():
         source = source.replace(word, text)
-    return CudaKernel(source, name, device), _side(dtype)
+    return CudaKernel(source, name, device)
 
 
-def _launch(kernel: tuple[CudaKernel, int], turn: Turn, addresses: list[int]) -> None:
-    launch, side = kernel
-    tiles = -(-turn.rows // side) * -(-turn.columns // side) * turn.outer * turn.inner
+def _launch(kernel: CudaKernel, turn: Turn, addresses: list[int]) -> None:
+    tiles = -(-turn.rows // _SIDE) * -(-turn.columns // _SIDE) * turn.outer * turn.inner
     sizes = (turn.inner, turn.rows, turn.columns)
-    launch(tiles, [*addresses, *sizes, turn.step_outer, turn.step_inner, turn.step_column])
+    kernel(tiles, [*addresses, *sizes, turn.step_outer, turn.step_inner, turn.step_column])
 
 
 @functools.cache
