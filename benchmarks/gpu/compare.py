@@ -175,7 +175,7 @@ def prepare_rekindle(
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.peak_bytes,
         "predicted_overhead": plan.overhead,
-        "predicted_ms": plan.cost_ns / 1e6,
+        "predicted_ms": plan.predict().step_ns / 1e6,
     }
 
 

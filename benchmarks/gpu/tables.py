@@ -88,6 +88,16 @@ def checks(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
     if kept:
         worst = max(kept)
         lines.append(f"- Everything kept: at most {worst[0]:.3f} of eager's time ({worst[1]}).")
+    half = sorted(
+        ((against(r, e) - 1, n) for n, e, r in ours if r["method"] == "rekindle@0.5"), reverse=True
+    )
+    if half:
+        worst_half = ", ".join(f"{n} {100 * more:+.1f} %" for more, n in half[:6])
+        lines.append(f"- At half of eager's memory, most time above eager's: {worst_half}.")
+    shares = switch_shares(models)
+    if shares:
+        text = ", ".join(f"{n} {100 * share:.0f} %" for share, n in shares)
+        lines.append(f"- At the memory of a block switch, of the time that it adds: {text}.")
     lines.append(
         f"- Measured peak above the budget in {len(over)} of {len(ours)} cases"
         + (f" ({', '.join(over)})." if over else ".")
@@ -118,18 +128,34 @@ def checks(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
     return lines
 
 
+def switch_shares(models: Mapping[str, Mapping[str, Record]]) -> list[tuple[float, str]]:
+    """What Rekindle adds to a step at the memory of the model's own switch, or of checkpointing
+    each block where it has none, as a share of what that adds."""
+    found = []
+    for name, methods in models.items():
+        eager = methods.get("eager", {})
+        for switch in ("own", "blocks"):
+            mine, theirs = methods.get(f"rekindle@{switch}", {}), methods.get(switch, {})
+            if "ms" in mine and "ms" in theirs and "ms" in eager:
+                more = against(theirs, eager) - 1
+                found.append((max(against(mine, eager) - 1, 0.0) / more, name))
+                break
+    return sorted(found, reverse=True)
+
+
 def dominated(
     models: Mapping[str, Mapping[str, Record]], peers: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Peers that are faster than every point of ours that needs as little memory, and those for
-    which there is no such point."""
+    """Peers that are faster, by eager's time, than every point of ours that needs as little memory,
+    and those for which there is no such point."""
     beaten, unknown = [], []
     for name, methods in models.items():
         mine = [r for m, r in methods.items() if m.startswith(("rekindle", "graph")) and "ms" in r]
         for method, peer in methods.items():
             if method in peers and "ms" in peer:
                 smaller = [r for r in mine if r["peak_bytes"] <= peer["peak_bytes"]]
-                if not any(r["ms"] <= peer["ms"] for r in smaller):
+                theirs = against(peer, methods.get("eager", peer))
+                if not any(against(r, methods.get("eager", r)) <= theirs for r in smaller):
                     to = beaten if smaller else unknown
                     to.append(f"{peers[method]} on {name}")
     return beaten, unknown
