@@ -25,6 +25,7 @@ from torch import fx
 
 from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
+from rekindle.capture.masked import mask_in_one_pass
 from rekindle.capture.turned import turn_around
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
@@ -259,11 +260,12 @@ _targets: dict[tuple[Any, str], Any] = {}
 
 
 def prepare_forward(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
-    """In a recorded forward: what can be told as elementwise ops becomes those, and copies that
-    turn a tensor around go through tiles."""
+    """In a recorded forward: what can be told as elementwise ops becomes those; masked softmax and
+    copies that turn a tensor around have kernels of their own."""
     surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
         take_apart(surgery)
+        mask_in_one_pass(surgery, tuple(graph.nodes))
         turn_around(surgery, tuple(graph.nodes))
 
 
