@@ -144,12 +144,12 @@ class _Emitter:
         steps: Sequence[int],
         max_stretches: int,
         start: Sequence[tuple[int, fx.Node] | None] = (),
-        saved: Sequence[Saved] = (),
+        saved: Sequence[Saved] | None = None,
     ) -> None:
         self.program = program
         self.steps = steps
         self.start = start
-        self.resuming = saved
+        self.resuming = saved  # the list of another plan, which may be empty; None: there is none
         self.max_stretches = max_stretches
         self.joint = program.joint
         self.values = program.values
@@ -174,6 +174,7 @@ class _Emitter:
         self.given: dict[int, int] = {}  # value -> copy that the caller gets
         self.loss_step = end
         runs: dict[int, int] = {}
+        resumes = self.resuming is not None
         for item in self.start:
             if item is not None and item[0] not in current:
                 current[item[0]] = len(made)
@@ -187,7 +188,7 @@ class _Emitter:
                 v: current[v]
                 for v in op.inputs
                 if not self.values[v].resident
-                and not (self.resuming and (op.phase == "loss" or self.values[v].storage is None))
+                and not (resumes and (op.phase == "loss" or self.values[v].storage is None))
             }
             for copy in reads.values():
                 last[copy] = t
@@ -323,6 +324,7 @@ class _Emitter:
         self.leaves = self._gradient_steps()
         op_of = {n: i for i, op in enumerate(self.program.ops) for n in op.nodes}
         carried: list[Any] = []
+        assert self.resuming is not None
         for item, entry in zip(self.start, self.resuming, strict=True):
             if item is not None:
                 copy = self.started[item[0]]
