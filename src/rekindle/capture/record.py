@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from rekindle.capture import effects
+from rekindle.capture.fakes import FakeRuns
 from rekindle.capture.layouts import Layouts
 from rekindle.capture.nests import with_tensors
 from rekindle.errors import CaptureError
@@ -25,7 +26,6 @@ from rekindle.torch_compat import (
     UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeRuns,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
