@@ -91,40 +91,7 @@ const char* ended_by(const Control& control) {
     return control.was_interrupted ? "interrupt" : control.stop ? "time limit" : "";
 }
 
-using OptionRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-
-std::unique_ptr<ChainTable> chain_table(std::vector<std::int64_t> inputs,
-                                        std::vector<std::int64_t> standing,
-                                        std::vector<std::int64_t> bare_costs,
-                                        std::vector<std::int64_t> bare_peaks,
-                                        std::vector<std::int64_t> pass_peaks,
-                                        const std::vector<std::vector<OptionRow>>& options,
-                                        std::int64_t unit, std::size_t slots, ChainRule rule,
-                                        double time_limit_s) {
-    const std::size_t n = inputs.size();
-    if (n == 0 || unit < 1 || standing.size() != n || bare_costs.size() != n ||
-        bare_peaks.size() != n || pass_peaks.size() != n || options.size() != n)
-        throw std::invalid_argument("a chain needs one entry per block in each list, unit >= 1");
-    Chain chain{std::move(inputs),     std::move(standing),   std::move(bare_costs),
-                std::move(bare_peaks), std::move(pass_peaks), {}};
-    for (const auto& rows : options) {
-        auto& own = chain.options.emplace_back();
-        for (const auto& [saved, forward_peak, backward_peak, cost] : rows)
-            own.push_back({saved, forward_peak, backward_peak, cost});
-    }
-    nb::gil_scoped_release release;
-    Control control;
-    limit(control, time_limit_s);
-    return solve_chain(chain, unit, slots, rule, control);
-}
-
-}  // namespace
-
-NB_MODULE(_native, m) {
-    // A problem that lives until the interpreter ends (a global) is no leak worth a warning.
-    nb::set_leak_warnings(false);
-    m.doc() = "Rekindle's native core: simulation and search over problems given as flat lists.";
-
+void bind_problem(nb::module_& m) {
     nb::class_<Problem>(m, "Problem")
         .def(
             "__init__",
@@ -163,7 +130,9 @@ NB_MODULE(_native, m) {
             "inplace"_a, "targets"_a, "held"_a, "loss"_a,
             "Rows are (all ids, where each row ends); inplace rows are input, output, input, "
             "output, ... Resident values are left out of inputs, targets and held.");
+}
 
+void bind_simulation(nb::module_& m) {
     nb::enum_<Fault>(m, "Fault")
         .value("none", Fault::none)
         .value("no_such_op", Fault::no_such_op)
@@ -203,7 +172,9 @@ NB_MODULE(_native, m) {
             return drop_dead_runs(problem, schedule);
         },
         "problem"_a, "schedule"_a);
+}
 
+void bind_walks(nb::module_& m) {
     m.def(
         "evict",
         [](const Problem& problem, const std::vector<Id>& order, std::int64_t limit_bytes,
@@ -265,7 +236,9 @@ NB_MODULE(_native, m) {
         "time_limit_s"_a, "num_threads"_a = 1,
         "Climb over eviction policies, one climb per seed; (cheapest schedule within the budget or "
         "[], walks made, what ended it early or \"\").");
+}
 
+void bind_bound(nb::module_& m) {
     m.def(
         "bound_at",
         [](const Problem& problem, Id op, std::int64_t budget, double time_limit_s, double price,
@@ -283,7 +256,21 @@ NB_MODULE(_native, m) {
         "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a, "price"_a = 0.0, "least"_a = 0.0,
         "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept). "
         "Raises KeyboardInterrupt.");
+}
 
+// What searches have found, one per seed: the schedules, all tries, what ended them early or "".
+template <typename Found>
+auto gathered(std::vector<Found> found, const Control& control) {
+    std::vector<std::vector<Id>> schedules;
+    std::int64_t tries = 0;
+    for (Found& one : found) {
+        tries += one.tries;
+        if (!one.schedule.empty()) schedules.push_back(std::move(one.schedule));
+    }
+    return std::tuple(std::move(schedules), tries, ended_by(control));
+}
+
+void bind_climbs(nb::module_& m) {
     m.def(
         "rebuild",
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
@@ -302,13 +289,7 @@ NB_MODULE(_native, m) {
                 nb::gil_scoped_release release;
                 found = rebuild(problem, starts, budget, seeds, max_tries, num_threads, control);
             }
-            std::vector<std::vector<Id>> schedules;
-            std::int64_t tries = 0;
-            for (Rebuilt& one : found) {
-                tries += one.tries;
-                if (!one.schedule.empty()) schedules.push_back(std::move(one.schedule));
-            }
-            return std::tuple(std::move(schedules), tries, ended_by(control));
+            return gathered(std::move(found), control);
         },
         "problem"_a, "starts"_a, "budget"_a, "seeds"_a, "max_tries"_a, "time_limit_s"_a,
         "num_threads"_a = 1,
@@ -332,19 +313,15 @@ NB_MODULE(_native, m) {
                     problem, {std::move(order), moment, std::move(classes), budget, max_tries},
                     seeds, num_threads, control);
             }
-            std::vector<std::vector<Id>> schedules;
-            std::int64_t tries = 0;
-            for (SavesFound& one : found) {
-                tries += one.tries;
-                if (!one.schedule.empty()) schedules.push_back(std::move(one.schedule));
-            }
-            return std::tuple(std::move(schedules), tries, ended_by(control));
+            return gathered(std::move(found), control);
         },
         "problem"_a, "order"_a, "moment"_a, "classes"_a, "budget"_a, "seeds"_a, "max_tries"_a,
         "time_limit_s"_a, "num_threads"_a = 1,
         "Climb over what is kept across the first run of the op `moment`, one climb per seed; (the "
         "best schedule of each that found one, tries made, what ended it early or \"\").");
+}
 
+void bind_exact(nb::module_& m) {
     m.def("exact_bits", &exact_bits, "problem"_a);
     m.def(
         "solve_exact",
@@ -363,7 +340,9 @@ NB_MODULE(_native, m) {
         "problem"_a, "budget"_a, "time_limit_s"_a, "below"_a = -1, "max_states"_a = 1'000'000,
         "The optimum over all schedules of a small problem, of those that cost less than `below` "
         "where that is not -1: (finished, feasible, schedule). Raises KeyboardInterrupt.");
+}
 
+void bind_annealing(nb::module_& m) {
     nb::enum_<Objective>(m, "Objective")
         .value("area", Objective::area)
         .value("product", Objective::product)
@@ -443,7 +422,9 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "start"_a, "budget"_a, "seed"_a, "num_moves"_a,
         "Random moves, each compared with a full simulation; moves made, or -1 at a difference.");
+}
 
+void bind_filling(nb::module_& m) {
     nb::enum_<Keep>(m, "Keep")
         .value("cost_per_byte", Keep::cost_per_byte)
         .value("chain_per_byte", Keep::chain_per_byte)
@@ -472,7 +453,36 @@ NB_MODULE(_native, m) {
         },
         "problem"_a, "schedule"_a, "limit"_a, "time_limit_s"_a,
         "The schedule without repeated runs whose older results can be kept within the limit.");
+}
 
+using OptionRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+std::unique_ptr<ChainTable> chain_table(std::vector<std::int64_t> inputs,
+                                        std::vector<std::int64_t> standing,
+                                        std::vector<std::int64_t> bare_costs,
+                                        std::vector<std::int64_t> bare_peaks,
+                                        std::vector<std::int64_t> pass_peaks,
+                                        const std::vector<std::vector<OptionRow>>& options,
+                                        std::int64_t unit, std::size_t slots, ChainRule rule,
+                                        double time_limit_s) {
+    const std::size_t n = inputs.size();
+    if (n == 0 || unit < 1 || standing.size() != n || bare_costs.size() != n ||
+        bare_peaks.size() != n || pass_peaks.size() != n || options.size() != n)
+        throw std::invalid_argument("a chain needs one entry per block in each list, unit >= 1");
+    Chain chain{std::move(inputs),     std::move(standing),   std::move(bare_costs),
+                std::move(bare_peaks), std::move(pass_peaks), {}};
+    for (const auto& rows : options) {
+        auto& own = chain.options.emplace_back();
+        for (const auto& [saved, forward_peak, backward_peak, cost] : rows)
+            own.push_back({saved, forward_peak, backward_peak, cost});
+    }
+    nb::gil_scoped_release release;
+    Control control;
+    limit(control, time_limit_s);
+    return solve_chain(chain, unit, slots, rule, control);
+}
+
+void bind_chains(nb::module_& m) {
     nb::enum_<ChainRule>(m, "ChainRule")
         .value("persistent", ChainRule::persistent)
         .value("revolve", ChainRule::revolve)
@@ -510,4 +520,22 @@ NB_MODULE(_native, m) {
           "of both. Sizes are rounded up to slots, so a sequence never needs more than its slots.");
     m.def("chain_table_bytes", &chain_table_bytes, "num_blocks"_a, "slots"_a, "rule"_a,
           "The bytes that the table of solve_chain takes.");
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    // A problem that lives until the interpreter ends (a global) is no leak worth a warning.
+    nb::set_leak_warnings(false);
+    m.doc() = "Rekindle's native core: simulation and search over problems given as flat lists.";
+
+    bind_problem(m);
+    bind_simulation(m);
+    bind_walks(m);
+    bind_bound(m);
+    bind_climbs(m);
+    bind_exact(m);
+    bind_annealing(m);
+    bind_filling(m);
+    bind_chains(m);
 }

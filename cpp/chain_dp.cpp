@@ -3,17 +3,11 @@
 #include <algorithm>
 
 #include "chain_parts.h"
+#include "wide.h"
 
 namespace rekindle {
 
 namespace {
-
-// The hot loops are compiled for several instruction sets and chosen at load time.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define REKINDLE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define REKINDLE_WIDE
-#endif
 
 REKINDLE_WIDE
 void relax_sum_wide(double* acc, const double* first, const double* second, double fixed,

@@ -1,5 +1,6 @@
 // Functions whose loops gain from wide registers: compiled several times, the best that the machine
-// has is chosen when the module is loaded. Whole numbers only, so that all give the same result.
+// has is chosen when the module is loaded. All must give the same result: only whole numbers, or
+// additions and comparisons of others (what is multiplied and added may be rounded once or twice).
 #pragma once
 
 // GCC names these levels since 12; Clang's own dispatch is left alone.

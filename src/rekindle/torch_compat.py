@@ -29,34 +29,20 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = [
-    "UNSUPPORTED",
-    "CudaKernel",
+__all__ = [  # torch's own, handed on as they are
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
-    "add_call",
-    "autocast_state",
-    "backward_keeps_graph",
-    "backward_node",
-    "bare_call",
-    "borrowed",
-    "copy_all",
-    "eager_kernels",
-    "forward_sequence_nr",
-    "is_overload",
-    "named_call",
-    "nn_functions",
     "pytree",
-    "run_saved_regions_plainly",
-    "storage_key",
 ]
-
 
 nn_functions = torch._C._nn  # ops that Python binds in a place of their own, such as gelu
 UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+
+# ---- storages and references
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -94,17 +80,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def copy_all(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies each into its place, many by one launch."""
-    torch._foreach_copy_(list(into), list(tensors))
-
-
-def is_overload(target: object) -> bool:
-    return isinstance(target, torch._ops.OpOverload)
-
-
-def is_higher_order(target: object) -> bool:
-    return isinstance(target, torch._ops.HigherOrderOperator)
+# ---- the autograd graph
 
 
 def forward_sequence_nr() -> int:
@@ -126,9 +102,20 @@ def backward_keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def backward_creates_graph() -> bool:
-    """Inside a backward of an autograd Function: whether the caller asked for create_graph."""
-    return bool(torch.is_grad_enabled())
+# ---- ops and calls
+
+
+def is_overload(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def is_higher_order(target: object) -> bool:
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def copy_all(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies each into its place, many by one launch."""
+    torch._foreach_copy_(list(into), list(tensors))
 
 
 def add_call(
@@ -147,6 +134,17 @@ def add_call(
 def bare_call(target: Any) -> Any:
     """The overload without its Python wrapper, under a name that FX can print."""
     return named_call(target._op, str(target).replace(".", "_").replace("::", "_"))
+
+
+def named_call(function: Callable[..., Any], name: str) -> Any:
+    """A callable under a name that FX can print."""
+    call = functools.partial(function)
+    call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
+    call.__module__ = __name__
+    return call
+
+
+# ---- kernels of our own
 
 
 @functools.cache
@@ -188,23 +186,7 @@ class CudaKernel:
         return None
 
 
-def named_call(function: Callable[..., Any], name: str) -> Any:
-    """A callable under a name that FX can print."""
-    call = functools.partial(function)
-    call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
-    call.__module__ = __name__
-    return call
-
-
-def autocast_state() -> tuple[Any, ...]:
-    """What autocast would do to ops now: part of a call's signature."""
-    return tuple(
-        [
-            (device, torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
-            if torch.is_autocast_enabled(device)
-        ]
-    )
+# ---- what is different while code runs
 
 
 class eager_kernels:
@@ -230,25 +212,6 @@ class eager_kernels:
         torch._C._set_grad_enabled(self._grad)
         for device in self._autocast:
             torch.set_autocast_enabled(device, True)
-
-
-@contextlib.contextmanager
-def autocast_as(state: tuple[Any, ...]) -> Iterator[None]:
-    """Autocast as `autocast_state` has told it; what it cached inside is gone afterwards."""
-    wanted = dict(state)
-    now = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
-    for device in now:
-        torch.set_autocast_enabled(device, device in wanted)
-        if device in wanted:
-            torch.set_autocast_dtype(device, wanted[device])
-    try:
-        yield
-    finally:
-        if wanted:
-            torch.clear_autocast_cache()
-        for device, (enabled, dtype) in now.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
 
 
 @contextlib.contextmanager
@@ -292,22 +255,6 @@ def outside_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def libraries_see_real_tensors() -> Iterator[None]:
-    """Libraries that take another path for tensors without data are told that these have some:
-    transformers builds an explicit attention mask, and loses the fused kernel, where it sees a
-    fake tensor."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    saved = getattr(module, "is_fake_tensor", None)
-    if saved is not None:
-        module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        if saved is not None:
-            module.is_fake_tensor = saved  # type: ignore[union-attr]
-
-
-@contextlib.contextmanager
 def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
     """Inside, nn.LSTM and its kin call `run(name, function, *args)` in the place of the function
     torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
@@ -335,18 +282,7 @@ def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
                 setattr(torch._VF, name, function)
 
 
-@contextlib.contextmanager
-def fake_tensors_answer(numpy: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """`.numpy()` of a fake tensor is answered by this function inside."""
-
-    def answer(self: torch.Tensor, *, force: bool = False) -> Any:
-        return numpy(self.detach() if force else self)
-
-    FakeTensor.numpy = answer
-    try:
-        yield
-    finally:
-        del FakeTensor.numpy
+# ---- tensors without data (`capture.fakes`)
 
 
 def new_fake_mode() -> FakeTensorMode:
@@ -356,16 +292,14 @@ def new_fake_mode() -> FakeTensorMode:
     return mode
 
 
-def stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
-    """What `mode.from_tensor` gives for a leaf. Most fill a storage of their own, and for those
-    torch's converter, which is ready for anything, takes several times as long as this."""
+def filling_stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor | None:
+    """What `mode.from_tensor` gives for a plain leaf that fills its storage, in a fraction of the
+    time; None where another tensor of that storage came before."""
     converter = mode.fake_tensor_converter
     memo = converter.meta_converter.storage_memo
-    if not _fills_storage(real):
-        return mode.from_tensor(real, static_shapes=True)
     storage_id = converter.meta_converter.describer.get_storage_id(real.untyped_storage())
-    if storage_id in memo:  # another tensor of the same storage came before
-        return mode.from_tensor(real, static_shapes=True)
+    if storage_id in memo:
+        return None
     with torch._C._DisableTorchDispatch():
         blank = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         fake = FakeTensor(mode, blank, real.device)
@@ -377,64 +311,49 @@ def stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     return fake
 
 
-def _fills_storage(real: torch.Tensor) -> bool:
-    plain = type(real) in (torch.Tensor, torch.nn.Parameter) and not hasattr(real, "_is_buffer")
-    if not plain or real.layout is not torch.strided or real.is_quantized:
-        return False
-    if real._is_view() or real.is_conj() or real.is_neg() or real.is_inference():
-        return False
-    if not real.is_leaf or not real.is_contiguous() or real.storage_offset():
-        return False
-    if real.requires_grad and (
-        real.grad is not None or getattr(real, "grad_dtype", real.dtype) != real.dtype
-    ):
-        return False
-    return bool(real.untyped_storage().nbytes() == real.numel() * real.dtype.itemsize)
-
-
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
+default_device = torch._C._get_default_device
 
 
-class FakeRuns:
-    """Ops on the tensors of one fake mode, called while it is on.
+def run_below(mode: FakeTensorMode, run: Callable[..., Any], *args: Any) -> Any:
+    """`run(*args)` with the mode off, as the dispatcher calls a mode, where it is the only one that
+    is on; NotImplemented elsewhere."""
+    found = torch._C._unset_dispatch_mode(_FAKE)
+    try:
+        if found is mode and not torch._C._len_torch_dispatch_stack():
+            return run(*args)
+        return NotImplemented
+    finally:
+        if found is not None:
+            torch._C._set_dispatch_mode(found)
 
-    A call goes to the mode's own method where no other mode could take part: the dispatcher's way
-    there costs as much again. torch keeps the answers of its fake kernels under a key that takes
-    longer to write than the answer to make; a shorter one, valid for this mode, leads to them here.
-    """
+
+class KeptAnswers:
+    """What a fake mode keeps of the answers of its kernels: told by `ask`, given by `again`."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._known: dict[Any, Any] = {}  # short key -> torch's entry and key, or None
+        self.usable = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
         self._state = _CacheKeyState(None)  # without symbols there is nothing in it
-        self._short = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
 
-    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = torch._C._unset_dispatch_mode(_FAKE)
-        out = NotImplemented
+    def ask(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """The answer of the mode; and what it keeps of it, or None."""
         try:
-            if found is self.mode and not torch._C._len_torch_dispatch_stack():
-                out = self._run(func, types, args, kwargs)
-        finally:
-            if found is not None:
-                torch._C._set_dispatch_mode(found)
-        return func(*args, **kwargs) if out is NotImplemented else out
+            key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
+        except _BypassDispatchCache:
+            key = None
+        out = self.mode.dispatch(func, types, args, kwargs)
+        entry = None if key is None else FakeTensorMode.cache.get(key)
+        return out, (entry, key, _fresh(entry)) if hasattr(entry, "output_infos") else None
 
-    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._short:
-            return self.mode.dispatch(func, types, args, kwargs)
-        if func is torch.ops.aten._unsafe_view.default:
-            func = torch.ops.aten.view.default  # the same below autograd; torch keeps only this one
-        key = self._key(func, args, kwargs)
-        known = _MISSING if key is None else self._known.get(key, _MISSING)
-        if known is None or key is None:
-            return self.mode.dispatch(func, types, args, kwargs)
-        if known is _MISSING:
-            return self._learn(key, func, types, args, kwargs)
-        entry, long_key, fresh = known
+    def again(self, kept: Any, func: Any, args: tuple[Any, ...]) -> Any:
+        """The answer once more, for arguments of the same kind."""
+        entry, key, fresh = kept
         if fresh is None:
-            return self.mode._output_from_cache_entry(self._state, entry, long_key, func, args)
+            return self.mode._output_from_cache_entry(self._state, entry, key, func, args)
         made = [
             m
             and FakeTensor(
@@ -448,49 +367,6 @@ class FakeRuns:
         ]
         return tuple(made) if entry.is_output_tuple else made[0]
 
-    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the mode's own key tells, shorter; None where it would keep nothing."""
-        device = torch._C._get_default_device()
-        settings = (torch.get_default_dtype(), device, torch.is_inference_mode_enabled())
-        try:
-            return (func, settings, self._part(args), self._part(kwargs))
-        except _NoKey:
-            return None
-
-    def _learn(
-        self, key: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The answer of the mode; where it keeps that, the next call of this kind will find it."""
-        try:
-            long_key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
-        except _BypassDispatchCache:
-            long_key = None
-        out = self.mode.dispatch(func, types, args, kwargs)
-        entry = None if long_key is None else FakeTensorMode.cache.get(long_key)
-        known = hasattr(entry, "output_infos")
-        self._known[key] = (entry, long_key, _fresh(entry)) if known else None
-        return out
-
-    def _part(self, arg: Any) -> Any:
-        kind = type(arg)
-        if kind is FakeTensor:
-            if arg.fake_mode is not self.mode or arg.constant is not None:
-                raise _NoKey
-            if arg.layout is not torch.strided or arg.is_quantized:
-                raise _NoKey
-            return (
-                *(arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device),
-                *(arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg()),
-                arg.is_inference(),
-            )
-        if kind is tuple or kind is list:
-            return (kind, *[self._part(a) for a in arg])
-        if kind is dict:
-            return (kind, *[(k, self._part(a)) for k, a in arg.items()])
-        if kind in _PLAIN:
-            return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
-        raise _NoKey
-
 
 def _fresh(entry: Any) -> list[Any] | None:
     """What describes each output, None for one that is None, where all of them are new tensors:
@@ -501,27 +377,12 @@ def _fresh(entry: Any) -> list[Any] | None:
         if info.inplace_idx is not None or info.view_idx is not None:
             return None
         if m is None:
-            if getattr(info, "constant_value", _MISSING) is not None:
+            if not hasattr(info, "constant_value") or info.constant_value is not None:
                 return None
         elif m.layout is not torch.strided or m.is_conj or m.is_neg:
             return None
         found.append(m)
     return found
-
-
-class _NoKey(Exception):
-    pass
-
-
-_MISSING: Any = object()
-
-
-_PLAIN = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-    }
-)
 
 
 @functools.cache
@@ -535,6 +396,9 @@ def _cache_is_known() -> bool:
         list(inspect.signature(getattr(FakeTensorMode, name, bool)).parameters) == parameters
         for name, parameters in expected.items()
     )
+
+
+# ---- Dynamo
 
 
 def is_saved_region(target: object) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from rekindle.capture.record import FOREIGN, Recorder, run_slice
+from rekindle.capture.record import FOREIGN, Recorder
 from rekindle.capture.sample import Sample
+from rekindle.capture.slices import run_slice
 from rekindle.capture.state import left_as_it_was
 from rekindle.capture.structure import split
 from rekindle.errors import CaptureError

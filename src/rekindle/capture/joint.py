@@ -16,10 +16,12 @@ import torch
 from torch import fx, nn
 
 from rekindle.capture import recurrent
+from rekindle.capture.autocast import autocast_as, autocast_state
 from rekindle.capture.collector import collector_at_rest
 from rekindle.capture.copies import shorten_copies
 from rekindle.capture.doubt import difference, explained, run_eagerly
 from rekindle.capture.dynamo import run_read
+from rekindle.capture.fakes import fake_tensors_answer, libraries_see_real_tensors
 from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.fuse import prepare_backward, prepare_forward
 from rekindle.capture.loss import join_loss_gradients
@@ -29,11 +31,7 @@ from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, se
 from rekindle.capture.structure import Structure, split
 from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
-    autocast_as,
-    autocast_state,
-    fake_tensors_answer,
     is_overload,
-    libraries_see_real_tensors,
     new_fake_mode,
     outside_modes,
     pytree,

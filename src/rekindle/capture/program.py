@@ -14,21 +14,15 @@ size ("tokens"):
 Batch norm, which writes its running statistics, may run again: then without them.
 """
 
-import operator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from rekindle.capture import effects, inplace
 from rekindle.capture.joint import JointGraph
-from rekindle.errors import CaptureError, NothingToPlan
+from rekindle.capture.storages import Phase, StorageOp, Storages
+from rekindle.errors import NothingToPlan
 from rekindle.torch_compat import is_overload
-
-aten = torch.ops.aten
-_getitem = operator.getitem
-Phase = Literal["forward", "loss", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +80,6 @@ class Program:
     base: dict[fx.Node, fx.Node]  # view -> what it is a view of
 
 
-@dataclass(slots=True)
-class _Op:
-    """An op under construction."""
-
-    nodes: list[fx.Node]
-    phase: Phase
-    reads: dict[int, int] = field(default_factory=dict)  # internal storage -> state
-    makes: dict[int, int] = field(default_factory=dict)
-    writes: set[int] = field(default_factory=set)
-    resident_reads: set[int] = field(default_factory=set)
-    resident_writes: set[int] = field(default_factory=set)
-    once: bool = False
-    random: bool = False
-    tokens_in: list[str] = field(default_factory=list)
-    tokens_out: list[str] = field(default_factory=list)
-
-    @property
-    def effect(self) -> bool:
-        return self.once or bool(self.resident_writes) or (self.random and self.phase == "forward")
-
-
 def analyse(joint: JointGraph, *, hold_outputs: bool = True, random_once: bool = False) -> Program:
     """`hold_outputs`: the caller keeps all outputs while the backward runs. Else only what has no
     weight, such as the loss; the others are gone unless the backward reads them. `random_once`:
@@ -119,135 +92,27 @@ class _Analysis:
         self.joint = joint
         self.hold_outputs = hold_outputs
         self.random_once = random_once
-        self.resident: set[int] = set()
-        self.tangents: list[int] = []
-        self.sizes: dict[int, int] = {}
-        self.names: dict[int, str] = {}
-        self.roots: dict[int, list[fx.Node]] = {}
-        self.base: dict[fx.Node, fx.Node] = {}
-        self.state: dict[int, int] = {}
-        self.ops: list[_Op] = []
-        self.out_states: dict[int, int] = {}
+        self.storages = Storages(joint)
+        self.ops = self.storages.ops
 
     def program(self) -> Program:
-        self._walk()
         self._drop_dead()
         self._merge_in_place_chains()
         self._order_effects()
         return self._finish()
 
-    # ---- storages, states and ops, in the recorded order
-
-    def _walk(self) -> None:
-        in_backward = False
-        for node in self.joint.nodes:
-            if node.op == "placeholder":
-                if node.meta["source"].kind == "tangent" and not in_backward:
-                    in_backward = True
-                    self._loss()
-                self._placeholder(node)
-            elif "storage" in node.meta and node.target is _getitem:
-                self._part(node)
-            elif node.target is not _getitem:
-                self._call(node)
-        if not in_backward:
-            self.out_states = self._output_states()
-
-    def _new_storage(self, node: fx.Node) -> int:
-        storage = node.meta["storage"]
-        if storage not in self.sizes:
-            self.sizes[storage] = node.meta["storage_bytes"]
-            self.names[storage] = node.name
-            self.roots[storage] = []
-            self.state[storage] = 0
-        self.roots[storage].append(node)
-        return int(storage)
-
-    def _placeholder(self, node: fx.Node) -> None:
-        storage = self._new_storage(node)
-        source = node.meta["source"]
-        self.names[storage] = source.name
-        if source.kind == "tangent":
-            self.tangents.append(storage)
-            self.ops[-1].makes[storage] = 0
-        else:
-            self.resident.add(storage)
-
-    def _part(self, node: fx.Node) -> None:
-        """One output of a call with several."""
-        call = node.args[0]
-        assert isinstance(call, fx.Node)
-        if call in self.base:  # a view with several outputs, such as split
-            self.base[node] = call
-        elif node.meta["storage"] in self.sizes and node.meta["storage"] not in self.ops[-1].makes:
-            raise CaptureError(
-                f"{call.target} gives back an alias of its argument beside new tensors; "
-                "such ops cannot be planned"
-            )
-        else:
-            storage = self._new_storage(node)
-            self.ops[-1].makes[storage] = 0
-
-    def _call(self, node: fx.Node) -> None:
-        written = {n.meta["storage"] for n in node.meta["writes"]}
-        made = _made_storages(node)
-        if not written and made and all(s in self.sizes for s in made):
-            self.base[node] = _viewed(node)
-            return
-        op = _Op([node], node.meta["phase"])
-        for argument in node.all_input_nodes:
-            storage = argument.meta["storage"]
-            if storage in self.resident:
-                op.resident_reads.add(storage)
-            else:
-                op.reads[storage] = self.state[storage]
-        self.ops.append(op)
-        for storage in sorted(written):
-            if len(self.roots[storage]) > 1 and storage not in self.resident:
-                raise CaptureError(
-                    f"{node.target} writes into one of several outputs that share memory"
-                )
-            if storage in self.resident:
-                op.resident_writes.add(storage)
-            else:
-                self.state[storage] += 1
-                op.makes[storage] = self.state[storage]
-                op.writes.add(storage)
-        if "storage" in node.meta and node.meta["storage"] not in self.sizes:
-            storage = self._new_storage(node)
-            op.makes[storage] = 0
-        op.random = effects.is_random(node.target)
-        statistics = {node.args[p].meta["storage"] for p in effects.statistics_positions(node)}
-        op.once = (
-            effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
-        )
-
-    def _loss(self) -> None:
-        op = _Op([], "loss", once=True)
-        self.out_states = self._output_states()
-        op.reads.update(self.out_states)
-        self.ops.append(op)
-
-    def _output_states(self) -> dict[int, int]:
-        storages = [n.meta["storage"] for n in self.joint.outputs]
-        return {s: self.state[s] for s in storages if s not in self.resident}
-
     # ---- what nobody needs
 
     def _drop_dead(self) -> None:
-        needed = {(s, self.state[s]) for s in self._final_storages()}
+        needed = set(self.storages.gradient_states().items())
         if self.joint.forward_only:
-            needed |= set(self.out_states.items())
+            needed |= set(self.storages.out_states.items())
         kept = []
         for op in reversed(self.ops):
             if op.effect or any(item in needed for item in op.makes.items()):
                 needed |= set(op.reads.items())
                 kept.append(op)
         self.ops = kept[::-1]
-
-    def _final_storages(self) -> list[int]:
-        found = [g.meta["storage"] for _, g in self.joint.gradients]
-        return [s for s in dict.fromkeys(found) if s not in self.resident]
 
     # ---- a fresh storage and what is done to it in place, as one op
 
@@ -287,7 +152,7 @@ class _Analysis:
         self.ops = [op for i, op in enumerate(self.ops) if i not in gone]
 
     @staticmethod
-    def _join(first: _Op, second: _Op, item: tuple[int, int]) -> None:
+    def _join(first: StorageOp, second: StorageOp, item: tuple[int, int]) -> None:
         first.nodes += second.nodes
         first.makes[item[0]] = second.makes[item[0]]
         first.resident_reads |= second.resident_reads
@@ -312,12 +177,12 @@ class _Analysis:
             for s in sorted(op.resident_writes):
                 op.tokens_in += reads_since[s]
                 reads_since[s] = []
-                current[s] = f"{self.names[s]} written by {i}"
+                current[s] = f"{self.storages.names[s]} written by {i}"
                 op.tokens_out.append(current[s])
             for s in sorted(touched - op.resident_writes):
                 if op.phase == "forward":
                     op.once = True
-                    token = f"{self.names[s]} read by {i}"
+                    token = f"{self.storages.names[s]} read by {i}"
                     reads_since[s].append(token)
                     op.tokens_out.append(token)
             if op.random:
@@ -339,25 +204,23 @@ class _Analysis:
     # ---- ids
 
     def _finish(self) -> Program:
+        storages = self.storages
         values: list[ProgramValue] = []
         state_ids: dict[tuple[int, int], int] = {}
         token_ids: dict[str, int] = {}
         resident_ids: dict[int, int] = {}
         read = {s for op in self.ops for s in op.resident_reads}
-        for storage in sorted(self.resident):
-            if storage in read:
-                resident_ids[storage] = len(values)
-                values.append(
-                    ProgramValue(self.names[storage], self.sizes[storage], storage, resident=True)
-                )
+        for s in sorted(storages.resident & read):
+            resident_ids[s] = len(values)
+            values.append(ProgramValue(storages.names[s], storages.sizes[s], s, resident=True))
         op_of_sequence = self._op_of_sequence()
         over = _WriteOver(self)
         ops: list[ProgramOp] = []
         for i, op in enumerate(self.ops):
-            for storage, state in op.makes.items():
-                name = self.names[storage] + (f".{state}" if state else "")
-                state_ids[storage, state] = len(values)
-                values.append(ProgramValue(name, self.sizes[storage], storage, state=state))
+            for s, state in op.makes.items():
+                name = storages.names[s] + (f".{state}" if state else "")
+                state_ids[s, state] = len(values)
+                values.append(ProgramValue(name, storages.sizes[s], s, state=state))
             for token in op.tokens_out:
                 token_ids[token] = len(values)
                 values.append(ProgramValue(token, 0, None))
@@ -385,13 +248,12 @@ class _Analysis:
                     else None,
                 )
             )
+        given = [state_ids[item] for item in storages.out_states.items()]
         if self.joint.forward_only:
-            outputs = [state_ids[item] for item in self.out_states.items()]
-            outputs += [token_ids[t] for t in dict.fromkeys(self.final_tokens)]
-            given, held = list(outputs), []
+            given += [token_ids[t] for t in self.final_tokens]
+            outputs, held = given, []
         else:
-            outputs = [state_ids[s, self.state[s]] for s in self._final_storages()]
-            given = [state_ids[item] for item in self.out_states.items()]
+            outputs = [state_ids[item] for item in storages.gradient_states().items()]
             scalars = {n.meta["storage"] for n in self.joint.outputs if n.meta["val"].dim() == 0}
             held = [v for v in given if self.hold_outputs or values[v].storage in scalars]
         return Program(
@@ -401,8 +263,8 @@ class _Analysis:
             outputs=tuple(dict.fromkeys(outputs)),
             given=tuple(dict.fromkeys(given)),
             held=tuple(dict.fromkeys(held)),
-            roots={s: tuple(nodes) for s, nodes in self.roots.items()},
-            base=self.base,
+            roots={s: tuple(nodes) for s, nodes in storages.roots.items()},
+            base=storages.base,
         )
 
     def _op_of_sequence(self) -> dict[int, int]:
@@ -425,12 +287,12 @@ class _WriteOver:
         for i, op in enumerate(analysis.ops):
             for item in op.reads.items():
                 self.last_read[item] = i
-        self.kept = {(s, analysis.state[s]) for s in analysis._final_storages()}
+        self.kept = set(analysis.storages.gradient_states().items())
         # Not over what the caller has a hand on.
-        self.foreign = {*analysis.tangents, *analysis.out_states}
+        self.foreign = {*analysis.storages.tangents, *analysis.storages.out_states}
 
     def instead(
-        self, i: int, op: _Op, reads: dict[int, int], makes: dict[int, int]
+        self, i: int, op: StorageOp, reads: dict[int, int], makes: dict[int, int]
     ) -> InPlace | None:
         node = op.nodes[0] if len(op.nodes) == 1 else None
         if node is None or op.writes or op.resident_writes or op.once:
@@ -449,26 +311,7 @@ class _WriteOver:
         return InPlace(source, target, over.target, node.args, over.argument, over.out_name)
 
 
-def _made_storages(node: fx.Node) -> list[int]:
-    """The storages of the tensors that this call gives back, written arguments aside."""
-    if "storage" in node.meta:
-        return [node.meta["storage"]]
-    parts = [u for u in node.users if u.target is _getitem and "storage" in u.meta]
-    if parts:
-        return [u.meta["storage"] for u in parts]
-    return [n.meta["storage"] for n in node.meta["writes"]]
-
-
-def _viewed(node: fx.Node) -> fx.Node:
-    """The argument whose storage this view shows."""
-    made = set(_made_storages(node))
-    for argument in node.all_input_nodes:
-        if argument.meta["storage"] in made:
-            return argument
-    raise CaptureError(f"{node.target} shows a storage that is none of its arguments'")
-
-
-def _op_name(op: _Op, i: int) -> str:
+def _op_name(op: StorageOp, i: int) -> str:
     if not op.nodes:
         return "loss"
     names = [

@@ -17,15 +17,16 @@ import torch
 from torch import fx
 
 from rekindle.capture import effects
+from rekindle.capture.fakes import FakeRuns
 from rekindle.capture.layouts import Layouts
 from rekindle.capture.nests import with_tensors
+from rekindle.capture.slices import run_slice, slice_of
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     DEVICE_OF,
     UNSUPPORTED,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeRuns,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -362,53 +363,6 @@ def _way(func: Any) -> Literal["recorded", "passes", "answered", "refused"]:
     if func in effects.SCALAR_OPS:
         return "answered"
     return "refused" if is_higher_order(func) or func in effects.REFUSED else "recorded"
-
-
-def slice_of(
-    graph: fx.Graph, wanted: list[fx.Node], num_before: int | None = None
-) -> list[fx.Node]:
-    """The nodes that the wanted ones depend on, in order, mutations of their storages included;
-    of the first `num_before` nodes of the graph."""
-    needed = set(wanted)
-    storages = {n.meta.get("storage") for n in wanted}
-    nodes = list(graph.nodes)[:num_before]
-    for node in reversed(nodes):
-        if node not in needed:
-            if not any(n.meta["storage"] in storages for n in node.meta.get("writes", ())):
-                continue
-            needed.add(node)
-        for argument in node.all_input_nodes:
-            needed.add(argument)
-            storages.add(argument.meta.get("storage"))
-    return [node for node in nodes if node in needed]
-
-
-def run_slice(
-    needed: list[fx.Node],
-    reals: dict[fx.Node, torch.Tensor],
-    wanted: list[fx.Node],
-    *,
-    keep_stream: bool = False,
-) -> dict[fx.Node, Any]:
-    """The values of the wanted nodes, computed for real; others die after their last use. Nothing
-    outside is changed: what the slice writes to is copied first, and the random stream is put
-    back, unless the caller does that (`keep_stream`)."""
-    written = {n.meta["storage"] for node in needed for n in node.meta.get("writes", ())}
-    devices = sorted({t.get_device() for t in reals.values() if t.is_cuda})
-    last = {a: node for node in needed for a in node.all_input_nodes}
-    values: dict[fx.Node, Any] = {}
-    with torch.random.fork_rng(devices, enabled=not keep_stream):
-        for node in needed:
-            if node.op == "placeholder":
-                real = reals[node].detach()
-                values[node] = real.clone() if node.meta["storage"] in written else real
-                continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-            for argument in node.all_input_nodes:
-                if last[argument] is node and argument not in wanted:
-                    del values[argument]
-    return values
 
 
 def _short(error: BaseException) -> str:

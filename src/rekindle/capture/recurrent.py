@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from rekindle.capture import effects
+from rekindle.capture.autocast import autocast_state
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import autocast_state, outside_modes, pytree, storage_bytes, storage_key
+from rekindle.torch_compat import outside_modes, pytree, storage_bytes, storage_key
 
 aten = torch.ops.aten
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.capture.fakes import stand_in
 from rekindle.capture.record import Kind, Recorder, Source
 from rekindle.capture.structure import path_names, split
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import FakeTensor, FakeTensorMode, stand_in
+from rekindle.torch_compat import FakeTensor, FakeTensorMode
 
 
 class Sample:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from rekindle.capture import JointGraph, effects
-from rekindle.capture.record import Scalar, slice_of
+from rekindle.capture.record import Scalar
+from rekindle.capture.slices import slice_of
 from rekindle.errors import CaptureError
 from rekindle.lower.code import compile_boxed
 from rekindle.torch_compat import eager_kernels

@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from rekindle.capture import JointGraph, Program, Tangent, analyse
+from rekindle.capture.autocast import autocast_state
 from rekindle.core import Schedule
-from rekindle.lower.emit import Stretch, emit, emit_resumed
+from rekindle.lower.emit import Stretch, emit
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
+from rekindle.lower.resume import emit_resumed
 from rekindle.torch_compat import (
-    autocast_state,
     backward_keeps_graph,
     eager_kernels,
     outside_modes,

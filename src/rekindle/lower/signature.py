@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.capture.autocast import autocast_state
 from rekindle.capture.structure import Structure
-from rekindle.torch_compat import autocast_state
 
 
 def call_signature(tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:

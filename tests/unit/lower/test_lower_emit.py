@@ -114,6 +114,30 @@ def test_gradients_in_another_layout_keep_the_schedule():
     assert all(torch.isfinite(g).all() for g in mine)
 
 
+class TwoHeads(nn.Module):
+    """Its backward reads the argument and the parameters alone: the forward keeps nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.left(x), self.right(x)
+
+
+def test_other_gradients_where_the_forward_keeps_nothing():
+    torch.manual_seed(0)
+    model, x = TwoHeads(), torch.randn(2, 4)
+    expected = torch.autograd.grad(model(x)[1].sum(), list(model.right.parameters()))
+    new = rekindle.rematerialize(
+        model, (x,), schedule=keep_all, profile="estimate", on_miss="raise"
+    )
+    new(x)[1].sum().backward()
+    assert model.left.weight.grad is None
+    for parameter, gradient in zip(model.right.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
 def test_plan_files(tmp_path):
     model, new, x = managed(sqrt)
     path = tmp_path / "plan.json"

@@ -7,13 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.torch_compat import (
-    FakeRuns,
-    new_fake_mode,
-    python_references,
-    stand_in,
-    storage_key,
-)
+from rekindle.capture.fakes import FakeRuns, stand_in
+from rekindle.torch_compat import new_fake_mode, python_references, storage_key
 
 aten = torch.ops.aten
 

@@ -1,0 +1,85 @@
+"""Program + steps -> which copy of a value each step reads and makes, and when each copy dies.
+
+The simulator's rule: every run of an op makes new copies of its outputs, a read takes the newest
+copy, and a copy dies with its last read unless the caller has it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rekindle.capture.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    value: int
+    made: int  # step; -1 where it is there from the start
+    last_read: int  # step; the one that made it where nobody reads it
+    last: int  # step with which it dies; the number of steps where it lives on
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    copies: tuple[Copy, ...]
+    reads: tuple[dict[int, int], ...]  # per step: value -> copy
+    makes: tuple[dict[int, int], ...]  # per step: value -> copy
+    started: dict[int, int]  # value -> copy that is there from the start
+    given: dict[int, int]  # value -> copy that the caller gets of the forward
+    final: dict[int, int]  # value -> its last copy
+    results: dict[int | None, int]  # storage -> last copy, of what the whole step is for
+    loss_step: int  # the number of steps where there is no loss
+
+    def dies(self, copy: int, step: int) -> bool:
+        return self.copies[copy].last == step
+
+
+def lifetimes(
+    program: Program, steps: Sequence[int], start: Iterable[int] | None = None
+) -> Lifetimes:
+    """`start`: the values that are there already, for a backward that runs without its forward; the
+    loss then reads nothing, and no op waits for a token."""
+    values, end = program.values, len(steps)
+    current: dict[int, int] = {}
+    made: list[tuple[int, int]] = []  # per copy: value, step
+    last: list[int] = []
+    for v in dict.fromkeys(start or ()):
+        current[v] = len(made)
+        made.append((v, -1))
+        last.append(-1)
+    started = dict(current)
+    reads: list[dict[int, int]] = []
+    makes: list[dict[int, int]] = []
+    given: dict[int, int] = {}
+    loss_step = end
+    for t, i in enumerate(steps):
+        op = program.ops[i]
+        wanted = [v for v in op.inputs if not values[v].resident]
+        if start is not None:
+            wanted = [v for v in wanted if op.phase != "loss" and values[v].storage is not None]
+        reads.append({v: current[v] for v in wanted})
+        for copy in reads[t].values():
+            last[copy] = t
+        if op.phase == "loss":
+            loss_step = t
+            given = {v: current[v] for v in program.given if v in current}
+        makes.append({})
+        for v in op.outputs:
+            makes[t][v] = current[v] = len(made)
+            made.append((v, t))
+            last.append(t)
+    last_reads = list(last)
+    for v in program.held:
+        if v in given:
+            last[given[v]] = end
+    for v in program.outputs:
+        last[current[v]] = end
+    return Lifetimes(
+        tuple([Copy(*m, r, e) for m, r, e in zip(made, last_reads, last, strict=True)]),
+        tuple(reads),
+        tuple(makes),
+        started,
+        given,
+        current,
+        {values[v].storage: current[v] for v in program.outputs},
+        loss_step,
+    )
