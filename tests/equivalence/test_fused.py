@@ -67,7 +67,38 @@ def dropped(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return F.dropout(F.relu(x * gain), 0.25) + F.dropout(F.gelu(x + gain), 0.5)
 
 
+def rotary(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """Heads that lie beside each other, turned by angles that all of them share."""
+    heads = x.view(2, 24, 4, 16).transpose(1, 2)
+    angles = torch.outer(torch.arange(24, device=x.device) / 7, gain[:16].float())
+    cos, sin = angles.cos().to(x.dtype)[None, None], angles.sin().to(x.dtype)[None, None]
+    turned = torch.cat([-heads[..., 8:], heads[..., :8]], -1)
+    return (heads * cos + turned * sin).transpose(1, 2).reshape(x.shape)
+
+
+def channels_last(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """A number per channel, where channels lie together, and one per picture and channel."""
+    pictures = x.view(3, 8, 8, 16).permute(0, 3, 1, 2)
+    each = gain[:48].view(3, 16, 1, 1)
+    y = pictures * gain[:16].view(1, 16, 1, 1) + torch.tanh(pictures) * each
+    return y.permute(0, 2, 3, 1).reshape(x.shape)
+
+
+def channels_first(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    pictures = x.view(3, 16, 8, 8)
+    y = pictures * gain[:16].view(1, 16, 1, 1) + torch.tanh(pictures)
+    return (y * gain[:48].view(3, 16, 1, 1) + y).view(x.shape)
+
+
+def halves(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """Two parts of one tensor."""
+    a, b = x.chunk(2, -1)
+    y = F.silu(a) * b
+    return torch.cat([y, y + a], -1) * gain
+
+
 FUNCTIONS = [new_gelu, rms_norm, swiglu, gates, shared, dropped]
+FUNCTIONS += [rotary, channels_last, channels_first, halves]
 
 
 def _model(function: Callable[..., torch.Tensor], dtype: torch.dtype, device: torch.device) -> Net:

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
-from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step
+from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step, place_of
 from rekindle.capture.masked import mask_in_one_pass
 from rekindle.capture.turned import turn_around
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
@@ -46,13 +46,15 @@ def _elementwise(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in SOURCE or node.meta.get("writes"):
         return False
     out = node.meta.get("val")
-    if not _dense(out) or out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
+    if not isinstance(out, torch.Tensor) or _order(out) is None or out.dim() == 0:
+        return False
+    if out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
         return False
     if node.kwargs and node.target is not aten._to_copy.default:
         return False
     if node.target is aten._to_copy.default and not set(node.kwargs) <= {"dtype"}:
         return False
-    places = [_place_in(node, a) for a in node.args if isinstance(a, fx.Node)]
+    places = [_place(node, a, node) for a in node.args if isinstance(a, fx.Node)]
     if None in places:
         return False
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
@@ -72,32 +74,32 @@ def _dense(value: Any) -> bool:
     )
 
 
-def _place_in(user: fx.Node, operand: fx.Node) -> Place | None:
-    out = user.meta["val"]
+def _order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions as they lie in memory, the outermost first; None where there are gaps."""
+    if value.storage_offset():
+        return None
+    if value.is_contiguous():
+        return tuple(range(value.dim()))
+    order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+    return tuple(order) if value.permute(order).is_contiguous() else None
+
+
+def _place(user: fx.Node, operand: fx.Node, root: fx.Node) -> Place | None:
+    """How an operand is spread over the elements of the root, for whose value `user` is computed:
+    of the same shape, or another that lies in memory in the same order."""
+    out, made, value = user.meta["val"], root.meta["val"], operand.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    if out.shape != made.shape and not (_dense(out) and _dense(made)):
+        return None
+    order = _order(made if out.shape == made.shape else out)
+    if order is None:
+        return None
     if user.target not in APPLY or operand is user.args[0]:
-        return _place(operand, out)
-    extent = math.prod(out.shape[2:])
-    return Place("channel", extent, out.shape[1]) if _dense(operand.meta["val"]) else None
-
-
-def _place(node: fx.Node, out: torch.Tensor) -> Place | None:
-    """How a tensor is spread over the elements of `out`; None where not in one of the three ways,
-    or where a thread's share of a row would not be a whole number of vectors."""
-    value = node.meta.get("val")
-    if not _dense(value) or value.device != out.device or out.dim() == 0:
+        return place_of(value, out.shape, order, out.device)
+    if order != tuple(range(out.dim())) or not _dense(value):
         return None
-    row = out.shape[-1]
-    if value.numel() == out.numel():
-        return Place("wide", out.numel()) if out.numel() % 8 == 0 else None
-    if row % 8 or value.numel() == 1:
-        return None
-    shape = (1,) * (out.dim() - value.dim()) + tuple(value.shape)
-    if shape == (*out.shape[:-1], 1):
-        return Place("row", row)
-    whole = next((k for k, n in enumerate(shape) if n != 1), out.dim())
-    if shape[whole:] == tuple(out.shape[whole:]):
-        return Place("column", value.numel())
-    return None
+    return Place("channel", math.prod(out.shape[2:]), out.shape[1])
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -145,14 +147,12 @@ class _Regions:
         self.mine -= nodes
         self.made = {n for n in self.mine if self._read_by_others(n)}
 
-    def expressions(self) -> dict[fx.Node, tuple[list[Step], list[fx.Node]]]:
-        """Per value that is made: its steps, and what they read."""
+    def expressions(self) -> dict[fx.Node, "_Expression"]:
+        """Per value that is made, what it is computed by."""
         while True:
             found = {n: self._collect(n) for n in self.nodes if n in self.made}
-            missing = {leaf for _, leaves in found.values() for leaf in leaves} & self.mine
-            missing |= {self._below(leaf) for _, leaves in found.values() for leaf in leaves} & (
-                self.mine
-            )
+            leaves = {leaf for expression in found.values() for leaf in expression.places}
+            missing = (leaves | {self._below(leaf) for leaf in leaves}) & self.mine
             if missing <= self.made:
                 return found
             self.made |= missing
@@ -162,11 +162,11 @@ class _Regions:
             node = node.args[0]
         return node
 
-    def _collect(self, node: fx.Node) -> tuple[list[Step], list[fx.Node]]:
+    def _collect(self, node: fx.Node) -> "_Expression":
         try:
-            return _Collector(self, node, deep=True).result
+            return _Expression(self, node, deep=True)
         except TooLarge:
-            return _Collector(self, node, deep=False).result
+            return _Expression(self, node, deep=False)
 
     def reads(self, node: fx.Node) -> set[fx.Node]:
         """What the value of an elementwise op is computed from, all the way down."""
@@ -185,21 +185,20 @@ class _Regions:
         return found
 
 
-class _Collector:
+class _Expression:
     """One expression, from its result down to what it reads."""
 
     def __init__(self, regions: _Regions, node: fx.Node, deep: bool) -> None:
         self.regions, self.root, self.deep = regions, node, deep
-        self.leaves: list[fx.Node] = []
+        self.places: dict[fx.Node, set[Place | None]] = {}  # of what is read, in order
         self.steps: list[Step] = []
         self.at: dict[fx.Node, tuple[str, int]] = {}
         self._add(node)
-        self.result = (self.steps, self.leaves)
 
     def _add(self, node: fx.Node) -> tuple[str, int]:
         if node in self.at:
             return self.at[node]
-        args = tuple(self._operand(a) for a in node.args)
+        args = tuple(self._operand(node, a) for a in node.args)
         kwargs = tuple(sorted(node.kwargs.items()))
         if len(self.steps) >= _MAX_STEPS:
             raise TooLarge
@@ -208,12 +207,14 @@ class _Collector:
         self.at[node] = ("step", len(self.steps) - 1)
         return self.at[node]
 
-    def _operand(self, arg: Any) -> Any:
+    def _operand(self, user: fx.Node, arg: Any) -> Any:
         if not isinstance(arg, fx.Node):
             return tuple(arg) if isinstance(arg, list) else arg
+        if arg in self.at and arg not in self.places:
+            return self.at[arg]
         below = self.regions._below(arg)
-        same = below.meta["val"].numel() == self.root.meta["val"].numel()
-        if same and below in self.regions.mine and self.deep and self._inlined(below):
+        mine = below in self.regions.mine and self.deep
+        if mine and self._follows(below) and self._inlined(below):
             chain = []
             now = arg
             while now is not below:
@@ -223,16 +224,25 @@ class _Collector:
             for view in reversed(chain):
                 ref = self._add(view)
             return ref
-        if arg not in self.at:
-            self.at[arg] = ("leaf", len(self.leaves))
-            self.leaves.append(arg)
+        if arg not in self.places:
+            self.at[arg] = ("leaf", len(self.places))
+            self.places[arg] = set()
             if len(self.wide) > _MAX_WIDE:
                 raise TooLarge
+        self.places[arg].add(_place(user, arg, self.root))
         return self.at[arg]
 
+    def _follows(self, node: fx.Node) -> bool:
+        """Whether an element of the root is one of this: in whatever order of the dimensions where
+        the shape is the same, else in the order of the memory."""
+        value, made = node.meta["val"], self.root.meta["val"]
+        if value.shape == made.shape:
+            return True
+        return bool(value.numel() == made.numel() and _dense(value) and _dense(made))
+
     @property
-    def wide(self) -> list[fx.Node]:
-        return [n for n in self.leaves if n.meta["val"].numel() >= _MIN_NUMEL]
+    def wide(self) -> set[fx.Node]:
+        return {n for n in self.places if n.meta["val"].numel() >= _MIN_NUMEL}
 
     def _inlined(self, node: fx.Node) -> bool:
         regions = self.regions
@@ -240,7 +250,7 @@ class _Collector:
         wide = {n for n in reads if n.meta["val"].numel() >= _MIN_NUMEL}
         if node in regions.made:
             # It is there to be read: computed again only from what is read anyway.
-            return bool(self.leaves) and wide <= set(self.leaves)
+            return bool(self.places) and wide <= set(self.places)
         late = self.root.meta["phase"] == "backward"
         if late and node.meta["phase"] == "forward":
             if any(n.op == "placeholder" for n in reads):
@@ -293,9 +303,9 @@ def _join(regions: _Regions) -> set[fx.Node]:
     while True:
         found = regions.expressions()
         targets = {
-            node: _target_of(node, steps, leaves, regions)
-            for node, (steps, leaves) in found.items()
-            if sum(not s.is_view for s in steps) > 1
+            node: _target_of(expression)
+            for node, expression in found.items()
+            if sum(not s.is_view for s in expression.steps) > 1
         }
         refused = {node for node, target in targets.items() if target is None}
         if not refused:
@@ -303,54 +313,48 @@ def _join(regions: _Regions) -> set[fx.Node]:
         # These run as they are, and read what they read: those values are made.
         regions.leave(refused)
     for node, target in targets.items():
-        node.target, node.args, node.kwargs = target, tuple(found[node][1]), {}
+        node.target, node.args, node.kwargs = target, tuple(found[node].places), {}
         node.meta.pop("apart", None)  # it has its partner
     return regions.mine - regions.made
 
 
-def _target_of(
-    node: fx.Node, steps: Sequence[Step], leaves: Sequence[fx.Node], regions: _Regions
-) -> Any:
-    places = [_leaf_place(leaf, regions) for leaf in leaves]
-    known = [p for p in places if p is not None]
-    if len(known) < len(places):
-        return None
-    dtypes = [leaf.meta["val"].dtype for leaf in leaves]
-    kernel = Kernel(steps, known, dtypes, node.meta["val"].shape)
-    return _target(kernel, leaves, node.meta["val"])
+def _target_of(expression: _Expression) -> Any:
+    """None where what reads an operand does not agree on how it is spread."""
+    places = []
+    for found in expression.places.values():
+        place = next(iter(found)) if len(found) == 1 else None
+        if place is None:
+            return None
+        places.append(place)
+    values = [leaf.meta["val"] for leaf in expression.places]
+    made = expression.root.meta["val"]
+    dtypes = [value.dtype for value in values]
+    kernel = Kernel(expression.steps, places, dtypes, made.shape, made.stride())
+    return _target(kernel, values, made)
 
 
-def _leaf_place(leaf: fx.Node, regions: _Regions) -> Place | None:
-    """How it is spread, where all that read it agree."""
-    found = {_place_in(u, leaf) for u in leaf.users if u in regions.mine}
-    return next(iter(found)) if len(found) == 1 else None
-
-
-def _target(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> Any:
+def _target(kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor) -> Any:
     """The callable for this kernel, the same for equal ones; None where it is not exact here."""
     key = (out.device, kernel.name)
     if key not in _targets:
         _targets[key] = None
         with outside_modes():
-            if _prepare(kernel, leaves, out):
+            if _prepare(kernel, values, out):
                 target = named_call(kernel, kernel.name)
                 target.over = (target, "out")
                 _targets[key] = target
     return _targets[key]
 
 
-def _prepare(kernel: Kernel, leaves: Sequence[fx.Node], out: torch.Tensor) -> bool:
+def _prepare(kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     if out.device.type != "cuda":
         return _ANYWHERE
-    values = [leaf.meta["val"] for leaf in leaves]
     num_parts = kernel.parts_of([v.shape for v in values], _TRIED)
     try:
         launch = CudaKernel(kernel.source(), kernel.name, out.device)
         operands = [
-            _numbers(v.shape, v.dtype, k, out.device)
-            if place.kind not in ("wide", "row")
-            else _numbers((v.shape[0] // num_parts, *v.shape[1:]), v.dtype, k, out.device)
-            for k, (v, place) in enumerate(zip(values, kernel.places, strict=True))
+            _numbers(v, k, out.device, num_parts if kernel.is_cut(k, v.shape) else 1)
+            for k, v in enumerate(values)
         ]
         expected = kernel.separately(*operands, num_parts=num_parts)
         kernel.launch = launch
@@ -367,17 +371,17 @@ _ANYWHERE = False  # for tests: on a CPU the separate ops stand in for the kerne
 _SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e30, -1e30, 1.0, -1.0, 88.0)
 
 
-def _numbers(
-    shape: Sequence[int], dtype: torch.dtype, seed: int, device: torch.device
-) -> torch.Tensor:
-    """Numbers of many magnitudes, special ones among them."""
+def _numbers(like: torch.Tensor, seed: int, device: torch.device, num_parts: int) -> torch.Tensor:
+    """Numbers of many magnitudes, special ones among them, that lie as a part of this tensor."""
+    shape = (like.shape[0] // num_parts, *like.shape[1:]) if like.dim() else ()
+    num = 1 + sum((n - 1) * step for n, step in zip(shape, like.stride(), strict=True))
     generator = torch.Generator(device).manual_seed(seed)
-    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    x = torch.randn(num, generator=generator, device=device, dtype=torch.float32)
     x *= torch.exp2(torch.randint(-6, 4, (1,), generator=generator, device=device))
-    flat = x.view(-1)
     special = torch.tensor(_SPECIAL, device=device)
-    flat[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(flat[seed::7])]
-    return x > 0 if dtype == torch.bool else x.to(dtype)
+    x[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(x[seed::7])]
+    x = x > 0 if like.dtype == torch.bool else x.to(like.dtype)
+    return x.as_strided(shape, like.stride())
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

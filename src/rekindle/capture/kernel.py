@@ -18,6 +18,8 @@ from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
 
+_VECTOR = 8  # elements of any type that a thread reads at once, at most
+
 TYPES = {torch.float32: "float", torch.bfloat16: "unsigned short", torch.bool: "bool"}
 
 
@@ -76,13 +78,57 @@ __device__ __forceinline__ float gelu_backward(float dy, float x) {
 
 @dataclass(frozen=True)
 class Place:
-    """How an operand lies under the elements of the result."""
+    """How an operand lies under the elements of the result, in the order of its memory."""
 
     # "wide": one for one; "row": one per row; "column": the same row again and again; "channel":
-    # one per channel, again and again.
+    # one per channel, again and again; "strided": by the digits of the position, the last of which
+    # are vectors.
     kind: str
-    extent: int  # elements of a row, of the operand, or of a channel
+    extent: int  # elements of a row, of the operand, of a channel, or of the result
     num_channels: int = 1
+    digits: tuple[tuple[int, int], ...] = ()  # size and stride, from the outermost
+
+
+def place_of(
+    value: torch.Tensor, shape: Sequence[int], order: Sequence[int], device: torch.device
+) -> Place | None:
+    """How a tensor is spread over a result of this shape, whose dimensions lie in memory in this
+    order; None where a thread's share of it would not be a vector, or one number."""
+    if value.dtype not in TYPES or value.device != device or value.dim() > len(shape):
+        return None
+    if value.storage_offset() % _VECTOR:
+        return None
+    missing = len(shape) - value.dim()
+    sizes = (1,) * missing + tuple(value.shape)
+    steps = (0,) * missing + value.stride()
+    digits: list[tuple[int, int]] = []
+    for d in order:
+        if shape[d] == 1:
+            continue
+        if sizes[d] not in (1, shape[d]):
+            return None
+        step = 0 if sizes[d] == 1 else steps[d]
+        if digits and digits[-1][1] == step * shape[d]:
+            digits[-1] = (digits[-1][0] * shape[d], step)
+        else:
+            digits.append((shape[d], step))
+    return _place_by(tuple(digits), math.prod(shape))
+
+
+def _place_by(digits: tuple[tuple[int, int], ...], numel: int) -> Place | None:
+    match digits:
+        case ((_, 1),) if numel % _VECTOR == 0:
+            return Place("wide", numel)
+        case ((_, 1), (row, 0)) if row % _VECTOR == 0:
+            return Place("row", row)
+        case ((_, 0), (column, 1)) if column % _VECTOR == 0:
+            return Place("column", column)
+        case ((_, 0), (num, 1), (extent, 0)) if extent % _VECTOR == 0:
+            return Place("channel", extent, num)
+        case (*outer, (last, 1)) if last % _VECTOR == 0 and 1 <= len(outer) <= 3:
+            if all(step % _VECTOR == 0 for _, step in outer):
+                return Place("strided", numel, digits=digits)
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,14 +149,15 @@ class Kernel:
         places: Sequence[Place],
         dtypes: Sequence[torch.dtype],
         shape: Sequence[int],
+        stride: Sequence[int],
     ) -> None:
         self.steps, self.places, self.dtypes = tuple(steps), tuple(places), tuple(dtypes)
-        self.shape, self.dtype = tuple(shape), steps[-1].dtype
-        vectors = [p.kind in ("wide", "column") for p in places]
+        self.shape, self.stride, self.dtype = tuple(shape), tuple(stride), steps[-1].dtype
+        vectors = [p.kind in ("wide", "column", "strided") for p in places]
         widths = [d.itemsize for d, v in zip(dtypes, vectors, strict=True) if v]
         self.at_once = 16 // max([*widths, self.dtype.itemsize])
         names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
-        record = repr((self.steps, self.places, self.dtypes, self.shape))
+        record = repr((self.steps, self.places, self.dtypes, self.shape, self.stride))
         digest = hashlib.sha256(record.encode()).hexdigest()[:8]
         self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
         self.num_vectors = math.prod(self.shape) // self.at_once
@@ -130,10 +177,18 @@ class Kernel:
             made.append(step.target(*map(filled, step.args), **dict(step.kwargs)))  # noqa: PERF401
         return made[-1]
 
-    def parts_of(self, operands: Sequence[torch.Size], smallest: int) -> int:
+    def is_cut(self, k: int, shape: Sequence[int]) -> bool:
+        """Whether the first dimension of this operand is the result's."""
+        if self.places[k].kind == "strided":
+            return len(shape) == len(self.shape) and shape[0] == self.shape[0]
+        return self.places[k].kind in ("wide", "row")
+
+    def parts_of(self, operands: Sequence[Sequence[int]], smallest: int) -> int:
         """Into how many equal parts the first dimensions of all of these can be cut: parts of at
         least so many elements, and of whole blocks of threads. 1: it cannot be cut."""
-        cut = [s for s, p in zip(operands, self.places, strict=True) if p.kind in ("wide", "row")]
+        if self.stride[0] != max(self.stride):
+            return 1
+        cut = [shape for k, shape in enumerate(operands) if self.is_cut(k, shape)]
         numel = math.prod(self.shape)
         views = [s.args[1] for s in self.steps if s.is_view and len(s.args) > 1]
         firsts = [v[0] if v[0] != -1 else numel // math.prod(v[1:]) for v in views]
@@ -149,7 +204,7 @@ class Kernel:
         """By the kernel, on the operands of a part."""
         assert self.launch is not None
         shape = (self.shape[0] // num_parts, *self.shape[1:])
-        out = torch.empty(shape, dtype=self.dtype, device=operands[0].device)
+        out = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=operands[0].device)
         addresses = [o.data_ptr() for o in (*operands, out)]
         self.launch(self.num_blocks // num_parts, addresses)
         return out
@@ -162,7 +217,10 @@ class Kernel:
                 bits |= address
             if bits % 16 == 0:  # vectors are read
                 if out is None:
-                    out = torch.empty(self.shape, dtype=self.dtype, device=operands[0].device)
+                    device = operands[0].device
+                    out = torch.empty_strided(
+                        self.shape, self.stride, dtype=self.dtype, device=device
+                    )
                 addresses.append(out.data_ptr())
                 self.launch(self.num_blocks, addresses)
                 return out
@@ -193,7 +251,8 @@ class Kernel:
                         f"  const {TYPES[dtype]} r{k} = p{k}[{self._channel(place, 'i')}];"
                     )
                 continue
-            at = "i" if place.kind == "wide" else f"(i % {place.extent}LL)"
+            at = {"wide": "i", "column": f"(i % {place.extent}LL)"}.get(place.kind)
+            at = at or self._digits(place)
             vector = f"V{dtype.itemsize}"
             lines.append(f"  const {vector} a{k} = *(const {vector}*)(p{k} + {at});")
         lines.append(f"  V{self.dtype.itemsize} result;")
@@ -211,6 +270,18 @@ class Kernel:
         lines.append(f"    result.v[k] = {stored};\n  }}")
         lines.append(f"  *(V{self.dtype.itemsize}*)(out + i) = result;\n}}")
         return "\n".join(lines)
+
+    def _digits(self, place: Place) -> str:
+        small = math.prod(self.shape) < 2**31
+        number, end = ("(unsigned int)i", "u") if small else ("i", "LL")
+        terms = []
+        below = 1
+        for k, (size, step) in reversed(list(enumerate(place.digits))):
+            if step:
+                digit = number if below == 1 else f"{number} / {below}{end}"
+                terms.append(f"({digit}{f' % {size}{end}' if k else ''}) * {step}LL")
+            below *= size
+        return f"({' + '.join(terms)})"
 
     def _channel(self, place: Place, at: str) -> str:
         small = math.prod(self.shape) < 2**31

@@ -21,7 +21,7 @@ def kernel_of(batch: int, length: int, size: int, flat: tuple[int, ...]) -> Kern
     ]
     wide = Place("wide", batch * length * size)
     places = [wide, wide, Place("column", size), Place("row", size)]
-    return Kernel(steps, places, [F32] * 4, shape)
+    return Kernel(steps, places, [F32] * 4, shape, (length * size, size, 1))
 
 
 def operands_of(batch: int, length: int, size: int) -> list[torch.Tensor]:
