@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import distance, gradients, step
+from compare import beside_others, distance, gradients, step
 from models import MODELS
 
 HERE = Path(__file__).resolve().parent
@@ -89,15 +89,17 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     say |= {"hold_outputs": not load.loss_inside, "time_limit_s": args.plan_limit}
 
     def run(model: Any) -> list[torch.Tensor]:
-        torch.manual_seed(1)
-        step(model, load)
-        return gradients(load)
+        with beside_others(args.device):
+            torch.manual_seed(1)
+            step(model, load)
+            return gradients(load)
 
     first = run(load.model)
     for name in ("eager", *budgets):
         model: Any = load.model
         if name in budgets:
-            model = rekindle.rematerialize(load.model, budget=budgets[name], **say)
+            with beside_others(args.device):
+                model = rekindle.rematerialize(load.model, budget=budgets[name], **say)
         far = [distance(first, run(model)) for _ in range(args.steps)]
         yield {
             "what": f"{MODEL}, {name}",
