@@ -43,6 +43,7 @@ def account_of(plan: "Plan | StoredPlan", *, commands: Sequence[str] = ()) -> Ac
             predicted=Step(predicted.peak_bytes, predicted.step_ns),
             made_for=_made_for(plan),
             commands=facts.commands or (_call(plan),),
+            advice=_advice(plan),
         )
     else:
         facts = replace(facts, made_for=_stored_for(plan))
@@ -133,6 +134,25 @@ def report_plan(
     if time_limit_s > 0:
         found = with_curve(found, pareto(plan.problem, num_points=9, time_limit_s=time_limit_s))
     return write_page(found, path)
+
+
+HOST_IS_SLOW = 1.1  # times the device's time
+
+
+def _advice(plan: "Plan") -> str:
+    """That a GPU waits for the host, where it does."""
+    from rekindle.profile.predict import Predictor
+
+    if plan.profile.kind != "cuda" or plan.options.cuda_graph:
+        return ""
+    predictor = Predictor(plan.program, plan.profile, plan.problem)
+    issued, done = predictor.stream_sums(plan.schedule)
+    if issued <= HOST_IS_SLOW * done:
+        return ""
+    return (
+        f"The host needs {issued / 1e6:.3g} ms to issue a step that the GPU runs in "
+        f"{done / 1e6:.3g} ms: cuda_graph=True records the step and takes the difference away."
+    )
 
 
 def _made_for(plan: "Plan") -> tuple[tuple[str, str], ...]:

@@ -129,3 +129,17 @@ def test_plan_prints_the_verdict_and_an_interrupt_leaves_the_best_plan(folder):
     assert "Traceback" not in b"".join(errors).decode()
     assert out.startswith("Fits ")
     assert rekindle.Plan.load("best.json").peak_bytes > 0
+
+
+def test_a_gpu_that_waits_for_its_host_is_told_of() -> None:
+    def explained(size: int, **more: object) -> str:
+        model = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU())
+        x = torch.randn(2048, size)
+        plan = rekindle.plan(model, (x,), budget=1.0, profile="estimate", **more)
+        return plan.explain()
+
+    small = explained(8, device_profile="h200")
+    assert "The host needs" in small
+    assert "cuda_graph=True" in small
+    assert "cuda_graph" not in explained(2048, device_profile="h200")
+    assert "cuda_graph" not in explained(8, device_profile="cpu")

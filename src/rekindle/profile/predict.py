@@ -11,7 +11,7 @@ from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.profile.base import Profile
 from rekindle.profile.blocks import blocks_of, expandable_segments
 from rekindle.profile.pool import pool_peak
-from rekindle.profile.stage import stream_ns
+from rekindle.profile.stage import stream_sums
 from rekindle.profile.step import Prediction
 
 # A random op that runs again keeps the generator's state of its first run: on the CPU a tensor of
@@ -49,8 +49,12 @@ class Predictor:
     def step_ns(self, schedule: Schedule) -> int:
         if self.profile.kind != "cuda":
             return simulate(self.problem, schedule).cost
+        return max(self.stream_sums(schedule))
+
+    def stream_sums(self, schedule: Schedule) -> tuple[int, int]:
+        """How long the host needs to issue a step, and how long a GPU to run it."""
         nodes = charged_nodes(self.program)
-        return stream_ns(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
+        return stream_sums(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
 
     def predict(self, schedule: Schedule) -> Prediction:
         return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))

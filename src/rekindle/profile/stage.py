@@ -135,11 +135,16 @@ def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list
 
 def stream_ns(ops: Iterable[OpProfile]) -> int:
     """How long host and device need for these ops, in one of many steps."""
+    return max(stream_sums(ops))
+
+
+def stream_sums(ops: Iterable[OpProfile]) -> tuple[int, int]:
+    """How long the host needs to issue these ops, and how long the device to run them."""
     issued = done = 0
     for op in ops:
         issued += op.host_ns
         done += op.device_ns
-    return max(issued, done)
+    return issued, done
 
 
 def assemble(

@@ -56,6 +56,8 @@ def explain(account: Account) -> str:
     head = ("module", "saved", "of keep-all", "recomputed", "extra time", "why")
     lines.append(table(head, (_cells(account, row) for row in rows), right=(1, 2, 3, 4)))
     lines += ["", *_peak_lines(account)]
+    if account.facts.advice:
+        lines += ["", account.facts.advice]
     return "\n".join(lines)
 
 
