@@ -7,7 +7,9 @@ namespace rekindle {
 
 namespace {
 
-constexpr double moves_per_slot = 150;
+constexpr double moves_per_slot = 600;
+constexpr double most_ease = 5;  // the price falls to at least exp of minus that ...
+constexpr double eased = 0.5;    // ... and is back when so much of the stretch's moves are made
 constexpr double least_heat = 0.2;
 constexpr Slot shortest = 32;
 constexpr double near_budget = 0.93;
@@ -34,6 +36,11 @@ void Windows::pick(const Timeline& line, Random& random, double hot) {
     high_ = std::min(line.num_slots(), middle + half);
     moves_ = static_cast<std::int64_t>(moves_per_slot * (high_ - low_));
     heat_ = least_heat * std::pow(std::max(1.0, hot / least_heat), random.unit());
+    ease_ = most_ease * random.unit();
+}
+
+double Windows::ease(double done) const {
+    return done < eased ? std::exp(-ease_ * (1 - done / eased)) : 1;
 }
 
 void Windows::settle(Timeline& line, const std::vector<Id>& best, std::int64_t best_cost,

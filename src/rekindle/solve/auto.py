@@ -240,9 +240,8 @@ class _Search:
             kind = rounds[turn % len(rounds)]
             if self.best is None:
                 kind = _SQUEEZE if round_ % 2 else _AFRESH
-            fits = int(rate * self.left_s / num_seeds)
-            if fits < 1.1 * moves:  # the last round takes all that is left
-                moves = max(1000, int(0.95 * fits))
+            if rate * self.left_s < 1.1 * moves * num_seeds:  # the last takes all that is left
+                moves = max(1000, int(0.95 * rate * self.left_s / num_seeds))
                 if self.best is not None:
                     kind = _COLD if self.problem.loss_op is not None else _WINDOWS
             before = self.best[0] if self.best is not None else None
@@ -250,7 +249,12 @@ class _Search:
             if kind.rebuild:
                 self._rebuild(round_, moves // MOVES_OF_A_TRY)
             else:
-                spent, made = self._anneal(kind, round_, num_seeds, moves)
+                seeds, length = num_seeds, moves
+                if kind.windows:  # one long walk on each core, of many stretches
+                    fits = int(0.95 * rate * self.left_s / self.threads)
+                    seeds = self.threads
+                    length = max(1000, min(fits, 2 * moves * num_seeds // seeds))
+                spent, made = self._anneal(kind, round_, seeds, length)
                 rate = max(1e4, made / max(1e-3, spent))
             gain = 0.0  # of the keep-all cost
             if self.best is not None:
