@@ -9,9 +9,10 @@
 // where they are.
 //
 // Nor is heat enough: it shakes the order, but which runs are repeated it changes one by one, each
-// against the budget, and most sets of them that are as good have no such way between them. So memory
-// above the budget is let off at first, by a random factor on its price that returns to one: runs go
-// that nothing but the budget asks for, and then others come, where memory is short by then.
+// against the budget, and most sets of them that are as good have no such way between them. So in most
+// of the stretches memory above the budget is let off at first, by a random factor on its price that
+// returns to one: runs go that nothing but the budget asks for, and then others come, where memory is
+// short by then. That takes more moves than heat alone.
 #pragma once
 
 #include <cstdint>
