@@ -253,7 +253,7 @@ class _Search:
                 if kind.long:
                     fits = int(0.95 * rate * self.left_s / self.threads)
                     seeds = self.threads
-                    length = max(1000, min(fits, 2 * moves * num_seeds // seeds))
+                    length = max(1000, min(fits, moves * (num_seeds // seeds) ** 2))
                 spent, made = self._anneal(kind, round_, seeds, length)
                 rate = max(1e4, made / max(1e-3, spent))
             gain = 0.0  # of the keep-all cost
@@ -354,7 +354,7 @@ class _Round:
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
     ratchet: bool = False  # the limit is lowered to the budget step by step
     windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
-    long: bool = False  # one run on each core, twice as long as all seeds of another round
+    long: bool = False  # one run on each core, the longer the more seeds another round has
     again: bool = False  # several from the plain order, then on from the best of them
     rebuild: bool = False
 
