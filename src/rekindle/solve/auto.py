@@ -253,7 +253,7 @@ class _Search:
                 if kind.long:
                     fits = int(0.95 * rate * self.left_s / self.threads)
                     seeds = self.threads
-                    length = max(1000, min(fits, moves * (num_seeds // seeds) ** 2))
+                    length = max(1000, min(fits, moves if num_seeds == seeds else LONGER * moves))
                 spent, made = self._anneal(kind, round_, seeds, length)
                 rate = max(1e4, made / max(1e-3, spent))
             gain = 0.0  # of the keep-all cost
@@ -354,7 +354,7 @@ class _Round:
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
     ratchet: bool = False  # the limit is lowered to the budget step by step
     windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
-    long: bool = False  # one run on each core, the longer the more seeds another round has
+    long: bool = False  # one run on each core, LONGER where another round has several
     again: bool = False  # several from the plain order, then on from the best of them
     rebuild: bool = False
 
@@ -362,6 +362,7 @@ class _Round:
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOST_IN_VAIN = 5  # rounds, each twice as long, that bring no schedule nearer to the budget
+LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
