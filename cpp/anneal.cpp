@@ -128,18 +128,21 @@ class Annealer {
             low_ = windows.low(), high_ = windows.high();
             moves_.look_at(low_, high_);
             const std::int64_t from = result_.moves, all = std::max(period, windows.moves());
+            const double price = price_;
             while (result_.moves < std::min(options_.max_moves, from + all)) {
                 const double done =
                     static_cast<double>(result_.moves - from) / static_cast<double>(all);
                 const double heat = windows.heat() * mean_cost_;
                 temperature_ = heat * std::pow(cold_ / heat, done);
+                const double ease = windows.ease(done);
+                if (ease < 1) price_ = price * ease;
                 for (const std::int64_t stop = std::min(options_.max_moves, result_.moves + period);
                      result_.moves < stop; ++result_.moves)
                     step();
                 if (result_.best_cost <= options_.enough || control.expired(host) ||
                     control.elapsed_s() > until_s_)
                     return finish();
-                adapt_price();
+                if (ease == 1) adapt_price();
             }
             if (unsaved_) save();
             std::vector<Id> best;

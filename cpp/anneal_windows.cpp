@@ -7,7 +7,10 @@ namespace rekindle {
 
 namespace {
 
-constexpr double moves_per_slot = 150;
+constexpr double moves_per_slot = 150, eased_moves_per_slot = 600;
+constexpr double eased_share = 0.8;  // of the stretches
+constexpr double most_ease = 5;  // the price falls at most to exp of minus that ...
+constexpr double ease_ends = 0.5;  // ... and is back when so much of the stretch's moves are made
 constexpr double least_heat = 0.2;
 constexpr Slot shortest = 32;
 constexpr double near_budget = 0.93;
@@ -32,8 +35,15 @@ void Windows::pick(const Timeline& line, Random& random, double hot) {
     }
     low_ = std::max<Slot>(0, middle - half);
     high_ = std::min(line.num_slots(), middle + half);
-    moves_ = static_cast<std::int64_t>(moves_per_slot * (high_ - low_));
     heat_ = least_heat * std::pow(std::max(1.0, hot / least_heat), random.unit());
+    const bool is_eased = random.unit() < eased_share;
+    ease_ = is_eased ? most_ease * random.unit() : 0;
+    moves_ = static_cast<std::int64_t>((is_eased ? eased_moves_per_slot : moves_per_slot) *
+                                       (high_ - low_));
+}
+
+double Windows::ease(double done) const {
+    return ease_ > 0 && done < ease_ends ? std::exp(-ease_ * (1 - done / ease_ends)) : 1;
 }
 
 void Windows::settle(Timeline& line, const std::vector<Id>& best, std::int64_t best_cost,

@@ -7,6 +7,12 @@
 // packing makes at the tightest steps is worth something only where a run much later goes in return.
 // So moves are proposed everywhere, most of them in the stretch, and judged at the temperature of
 // where they are.
+//
+// Nor is heat enough: it shakes the order, but which runs are repeated it changes one by one, each
+// against the budget, and most sets of them that are as good have no such way between them. So in most
+// of the stretches memory above the budget is let off at first, by a random factor on its price that
+// returns to one: runs go that nothing but the budget asks for, and then others come, where memory is
+// short by then. That takes more moves than heat alone.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +35,8 @@ class Windows {
     Slot high() const { return high_; }
     std::int64_t moves() const { return moves_; }
     double heat() const { return heat_; }  // in mean costs
+    // The factor on the price of memory when this share of the moves is made; 1 in the later half.
+    double ease(double done) const;
 
     // The stretch has cooled. Goes on from what it has become, if that is hardly worse than before
     // (`tolerance`, in cost); else from the schedule before; after many that bring nothing, from the best.
@@ -38,7 +46,7 @@ class Windows {
    private:
     Slot low_ = 0, high_ = 0;
     std::int64_t moves_ = 0;
-    double heat_ = 0;
+    double heat_ = 0, ease_ = 0;
     std::vector<Id> current_;
     std::int64_t current_cost_ = 0, best_cost_ = 0;
     int since_better_ = 0;

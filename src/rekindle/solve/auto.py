@@ -240,17 +240,21 @@ class _Search:
             kind = rounds[turn % len(rounds)]
             if self.best is None:
                 kind = _SQUEEZE if round_ % 2 else _AFRESH
-            fits = int(rate * self.left_s / num_seeds)
-            if fits < 1.1 * moves:  # the last round takes all that is left
-                moves = max(1000, int(0.95 * fits))
+            if rate * self.left_s < 1.1 * moves * num_seeds:  # the last takes all that is left
+                moves = max(1000, int(0.95 * rate * self.left_s / num_seeds))
                 if self.best is not None:
-                    kind = _COLD if self.problem.loss_op is not None else _WINDOWS
+                    kind = _COLD if self.problem.loss_op is not None else _MANY_WINDOWS
             before = self.best[0] if self.best is not None else None
             peak_before = self.smallest[0] if self.smallest is not None else 0
             if kind.rebuild:
                 self._rebuild(round_, moves // MOVES_OF_A_TRY)
             else:
-                spent, made = self._anneal(kind, round_, num_seeds, moves)
+                seeds, length = num_seeds, moves
+                if kind.long:
+                    fits = int(0.95 * rate * self.left_s / self.threads)
+                    seeds = self.threads
+                    length = max(1000, min(fits, moves if num_seeds == seeds else LONGER * moves))
+                spent, made = self._anneal(kind, round_, seeds, length)
                 rate = max(1e4, made / max(1e-3, spent))
             gain = 0.0  # of the keep-all cost
             if self.best is not None:
@@ -350,6 +354,7 @@ class _Round:
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
     ratchet: bool = False  # the limit is lowered to the budget step by step
     windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
+    long: bool = False  # one run on each core, LONGER where another round has several
     again: bool = False  # several from the plain order, then on from the best of them
     rebuild: bool = False
 
@@ -357,12 +362,13 @@ class _Round:
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOST_IN_VAIN = 5  # rounds, each twice as long, that bring no schedule nearer to the budget
+LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
 _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AGAIN = _Round(50.0, again=True)
-_WINDOWS = _Round(30.0, windows=True)
+_WINDOWS, _MANY_WINDOWS = _Round(30.0, windows=True), _Round(30.0, windows=True, long=True)
 _AFTER_SAVES = (
     _COLD, _Round(rebuild=True), _AGAIN, _WINDOWS, _AGAIN, _Round(rebuild=True), _TIGHTER, _AGAIN,
     _Round(3.0),
@@ -370,8 +376,8 @@ _AFTER_SAVES = (
 # One annealing from the plain order may end far above another: several, rather than longer ones.
 # Then stretch by stretch.
 _FROM_NOTHING = (
-    _AFRESH, _Round(10.0, afresh=True), _WINDOWS, _WINDOWS, _TIGHTER, _WINDOWS, _Round(3.0),
-    _Round(rebuild=True),
+    _AFRESH, _MANY_WINDOWS, _Round(10.0, afresh=True), _MANY_WINDOWS, _TIGHTER, _MANY_WINDOWS,
+    _Round(3.0), _Round(rebuild=True),
 )  # fmt: skip
 
 
