@@ -262,7 +262,8 @@ class _Search:
             elif self.smallest is not None and self.smallest[0] < peak_before:
                 stalled = -1  # nearer to a schedule that fits
             stalled = 0 if gain > 0.1 * self.options.gap else stalled + 1
-            if gain > WORTH_REPEATING:
+            # From nothing any annealing gains; the stretches that follow gain more.
+            if gain > WORTH_REPEATING and not (kind.afresh and rounds is _FROM_NOTHING):
                 continue
             turn += 1
             if self.best is None or turn % len(rounds) == 0:
