@@ -259,8 +259,10 @@ class _Search:
             gain = 0.0  # of the keep-all cost
             if self.best is not None:
                 gain = 1.0 if before is None else (before - self.best[0]) / max(1, self.base_cost)
-            elif self.smallest is not None and self.smallest[0] < peak_before:
-                stalled = -1  # nearer to a schedule that fits
+            elif self.smallest is not None:
+                nearer = peak_before - self.smallest[0]
+                if nearer > NEARER * (peak_before - self.budget):
+                    stalled = -1
             stalled = 0 if gain > 0.1 * self.options.gap else stalled + 1
             # From nothing any annealing gains; the stretches that follow gain more.
             if gain > WORTH_REPEATING and not (kind.afresh and rounds is _FROM_NOTHING):
@@ -362,7 +364,8 @@ class _Round:
 
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
-MOST_IN_VAIN = 5  # rounds, each twice as long, that bring no schedule nearer to the budget
+MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to the budget:
+NEARER = 0.05  # by this share of what is missing
 LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
