@@ -25,6 +25,7 @@ from rekindle.capture.fakes import fake_tensors_answer, libraries_see_real_tenso
 from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.fuse import prepare_backward, prepare_forward
 from rekindle.capture.loss import join_loss_gradients
+from rekindle.capture.packed import pack_gradients
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
 from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
@@ -308,6 +309,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     join_loss_gradients(backward_nodes)
     with outside_modes():
         shorten_copies(recorder.graph, (*session.forward_nodes, *backward_nodes), given_away)
+        pack_gradients((*session.forward_nodes, *backward_nodes), given_away)
     if session.fuse:
         backward_nodes = tuple(recorder.graph.nodes)[num_before:]
         prepare_backward(recorder.graph, backward_nodes, recorder.new_storage)

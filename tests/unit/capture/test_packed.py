@@ -1,0 +1,109 @@
+"""When the parts of a tensor lie in it as attention's backward can write them."""
+
+import itertools
+import operator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx
+
+from rekindle.capture import packed
+from rekindle.capture.copies import stacked
+from rekindle.capture.packed import lies_packed, pack_gradients, packed_attention_backward
+
+BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+BATCH, LENGTH, HEADS, SIZE = 2, 3, 2, 4
+
+
+@given(st.data())
+def test_a_packed_layout_is_found_by_positions(data):
+    """Against the positions themselves: part p of the packed tensor holds, at each place of the
+    whole, the element that the view of that part shows."""
+    sizes = {"b": BATCH, "m": LENGTH, "h": HEADS, "k": SIZE}
+    dense = dict(zip("bmhk", (LENGTH * HEADS * SIZE, HEADS * SIZE, SIZE, 1), strict=True))
+    order = data.draw(st.permutations("bmhk"))
+    dim = data.draw(st.integers(0, 4))
+    shape = [sizes[d] for d in order]
+    part = torch.empty_strided(shape, [dense[d] for d in order])
+    whole = torch.empty([*shape[:dim], 3, *shape[dim:]])
+    row = HEADS * SIZE
+    positions = torch.arange(BATCH * LENGTH * 3 * row).view(BATCH, LENGTH, 3, row)
+    same = True
+    for p in range(3):
+        place = positions[:, :, p].reshape(-1).as_strided(shape, part.stride())
+        mine = torch.arange(whole.numel()).view(whole.shape).select(dim, p)
+        same &= torch.equal(mine, place)
+    assert lies_packed(part, whole, dim, row) == same
+
+
+def recorded(parts=(0, 1, 2), *, extra_reader=False, bias=None):
+    """A graph of attention's backward and of what stacks its gradients, as captured on a GPU."""
+    graph = fx.Graph()
+    storages = itertools.count()
+    on_gpu = torch._subclasses.FakeTensorMode()
+
+    def described(node, value, like=None):
+        node.meta = {"val": value, "phase": "backward"}
+        node.meta["storage"] = next(storages) if like is None else like.meta["storage"]
+        return node
+
+    with on_gpu:
+        dense = torch.empty(BATCH, LENGTH, HEADS, SIZE, device="cuda").transpose(1, 2)
+        small = torch.empty((), device="cuda")
+        given = [described(graph.placeholder(n), dense) for n in ("g", "q", "k", "v", "out")]
+        more = [described(graph.placeholder(n), small) for n in ("lse", "seed", "offset")]
+        mask = [True, True, True, False]
+        backward = graph.call_function(
+            BACKWARD, (*given[:4], bias, given[4], *more, 0.0, mask), {"scale": 0.5}
+        )
+        backward.meta = {"phase": "backward"}
+        views = []
+        for k in parts:
+            got = described(graph.call_function(operator.getitem, (backward, k)), dense)
+            view = graph.call_function(torch.ops.aten.transpose.int, (got, 1, 2))
+            views.append(described(view, dense.transpose(1, 2), got))
+        whole = described(
+            graph.call_function(stacked, (views, 2, False)),
+            torch.empty(BATCH, LENGTH, 3, HEADS, SIZE, device="cuda"),
+        )
+        results = [whole]
+        if extra_reader:
+            read = graph.call_function(torch.ops.aten.neg.default, (views[0],))
+            results.append(described(read, dense))
+    return tuple(graph.nodes), results, whole
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    monkeypatch.setattr(packed, "_works", lambda dtype, device: True)
+
+
+@pytest.mark.usefixtures("offered")
+def test_the_op_takes_the_place_of_both():
+    nodes, results, whole = recorded()
+    pack_gradients(nodes, results)
+    assert whole.target is packed_attention_backward
+    names = [getattr(a, "name", a) for a in whole.args]
+    assert names[:8] == ["g", "q", "k", "v", "out", "lse", "seed", "offset"]
+    assert names[8:] == [0.0, False, 0.5, [BATCH, LENGTH, 3, HEADS, SIZE], False]
+
+
+@pytest.mark.usefixtures("offered")
+@pytest.mark.parametrize(
+    "options", [{"parts": (1, 0, 2)}, {"parts": (0, 1)}, {"extra_reader": True}, {"bias": 1}]
+)
+def test_what_does_not_fit_stays(options):
+    nodes, results, whole = recorded(**options)
+    pack_gradients(nodes, results)
+    assert whole.target is stacked
+
+
+@pytest.mark.usefixtures("offered")
+def test_what_is_written_into_stays():
+    nodes, results, whole = recorded()
+    writer = whole.graph.call_function(torch.ops.aten.neg_.default, (nodes[1],))
+    writer.meta = {"storage": nodes[1].meta["storage"], "writes": (nodes[1],)}
+    pack_gradients((*nodes, writer), results)
+    assert whole.target is stacked
