@@ -410,6 +410,6 @@ def plan_joint(
         profile=profile,
         device_budget=given,
         options=options,
-        late_runner=LateRunner(program, solution.schedule, options.cuda_graph),
+        late_runner=LateRunner(program, problem, solution.schedule, options.cuda_graph),
         kept=kept,
     )

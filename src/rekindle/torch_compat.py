@@ -154,12 +154,16 @@ def _whole_numbers(num: int) -> Any:
 
 class CudaKernel:
     """A kernel of this source. Its arguments are addresses and whole numbers of 64 bits; blocks
-    have 256 threads. torch's own launch spends several times as long on the host."""
+    have 256 threads, or as many as it is told. torch's own launch spends several times as long on
+    the host."""
 
     num_threads = 256
     _NO_CONTEXT = 201
 
-    def __init__(self, source: str, name: str, device: torch.device) -> None:
+    def __init__(
+        self, source: str, name: str, device: torch.device, num_threads: int = num_threads
+    ) -> None:
+        self.num_threads = num_threads
         index = device.index
         self.device: int = torch.cuda.current_device() if index is None else index
         with torch.cuda.device(self.device):

@@ -17,7 +17,7 @@ special numbers, on the device where it will run. What does not is left as it is
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import fx
 from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step, place_of
 from rekindle.capture.masked import mask_in_one_pass
+from rekindle.capture.norms import join_backward, mark_norms
 from rekindle.capture.turned import turn_around
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
@@ -271,20 +272,26 @@ _targets: dict[tuple[Any, str], Any] = {}
 
 def prepare_forward(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
     """In a recorded forward: what can be told as elementwise ops becomes those; masked softmax and
-    copies that turn a tensor around have kernels of their own."""
+    copies that turn a tensor around have kernels of their own, and so have layer norms of sums."""
     surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
         take_apart(surgery)
         mask_in_one_pass(surgery, tuple(graph.nodes))
         turn_around(surgery, tuple(graph.nodes))
+        mark_norms(surgery, tuple(graph.nodes))
 
 
 def prepare_backward(
-    graph: fx.Graph, nodes: Sequence[fx.Node], new_storage: Callable[[], int]
+    graph: fx.Graph,
+    nodes: Sequence[fx.Node],
+    results: Container[fx.Node],
+    new_storage: Callable[[], int],
 ) -> None:
-    """The copies among these nodes of a recorded backward."""
+    """The layer norms and copies among these nodes of a recorded backward."""
+    surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
-        turn_around(Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE), nodes)
+        gone = join_backward(surgery, nodes, results)
+        turn_around(surgery, [node for node in nodes if node not in gone])
 
 
 def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:

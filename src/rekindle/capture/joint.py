@@ -312,7 +312,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         pack_gradients((*session.forward_nodes, *backward_nodes), given_away)
     if session.fuse:
         backward_nodes = tuple(recorder.graph.nodes)[num_before:]
-        prepare_backward(recorder.graph, backward_nodes, recorder.new_storage)
+        prepare_backward(recorder.graph, backward_nodes, given_away, recorder.new_storage)
     all_nodes = (*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:])
     if session.fuse:
         with outside_modes():

@@ -14,7 +14,7 @@ they are used (`writer`). What a later graph reads of an earlier one is carried 
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,12 @@ import torch
 from torch import fx
 
 from rekindle.capture import effects
+from rekindle.capture.norms import sum_and_norm
 from rekindle.capture.program import InPlace, Program, ProgramOp
-from rekindle.core import Schedule
+from rekindle.core import Problem, Schedule
 from rekindle.lower.calls import replay, rng_state
 from rekindle.lower.lifetimes import Lifetimes, lifetimes
+from rekindle.lower.neighbours import joined_steps
 from rekindle.lower.writer import GraphWriter, Tensors
 
 _SHARE_BYTES = 1 << 16  # gradients below this in all are not worth a call of their own
@@ -62,13 +64,16 @@ class Lowered:
     forward_source: str
 
 
-def emit(program: Program, schedule: Schedule, max_stretches: int = 12) -> Lowered:
+def emit(
+    program: Program, schedule: Schedule, problem: Problem | None = None, max_stretches: int = 12
+) -> Lowered:
+    """`problem`: as the schedule was planned, by which steps may be joined."""
     steps = schedule.ops
     lives = lifetimes(program, steps)
-    emitter = Emitter(program, steps, lives, _last_replays(program, steps))
+    joined = joined_steps(program, steps, lives, problem)
+    emitter = Emitter(program, steps, lives, _last_replays(program, steps), joined=joined)
     emitter.begin()
-    for t in range(lives.loss_step):
-        emitter.step(t)
+    emitter.run(0, lives.loss_step)
     outputs = tuple([emitter.output(node) for node in program.joint.outputs])
     carried = emitter.carried(lives.loss_step + 1)
     forward, forward_source = emitter.end([n for n in outputs if n is not None], carried)
@@ -84,8 +89,7 @@ def emit(program: Program, schedule: Schedule, max_stretches: int = 12) -> Lower
     for begin, stop in itertools.pairwise(cuts):
         emitter.begin(carried, arriving)
         arriving = ()
-        for t in range(begin, stop):
-            emitter.step(t)
+        emitter.run(begin, stop)
         final = stop == len(steps)
         leaving = tuple(
             [n for n, t in emitter.leaves.items() if begin <= t < stop or (final and t >= stop)]
@@ -154,12 +158,14 @@ class Emitter:
         lives: Lifetimes,
         replays: Mapping[fx.Node, int],
         seen: Iterable[int] = (),
+        joined: Container[int] = (),
     ) -> None:
         self.program = program
         self.steps = steps
         self.lives = lives
         self.replays = replays  # random op -> the last step that needs its state
         self.seen = set(seen)  # ops that have run
+        self.joined = joined  # steps that are one call with the next
         self.buffers: dict[int, Tensors] = {}  # copy -> its tensors in the graph being written
         self.random: dict[fx.Node, fx.Node] = {}  # random op -> the state before its first run
         self.tangents = {
@@ -284,11 +290,21 @@ class Emitter:
 
     # ---- steps
 
+    def run(self, begin: int, stop: int) -> None:
+        t = begin
+        while t < stop:
+            if t in self.joined and t + 1 < stop:
+                self._sum_and_norm(t)
+                t += 2
+            else:
+                self.step(t)
+                t += 1
+
     def step(self, t: int) -> None:
         op, lives = self.program.ops[self.steps[t]], self.lives
         first = self.steps[t] not in self.seen
         self.seen.add(self.steps[t])
-        reads, makes = lives.reads[t], lives.makes[t]
+        reads = lives.reads[t]
         self._place = {s: self.buffers[reads[value]] for s, value in op.reads.items()}
         if op.instead is not None and lives.dies(reads[op.instead.source], t):
             self._note_written(reads[op.instead.source])
@@ -302,11 +318,40 @@ class Emitter:
                     self._place[storage] = self.writer.copied(self.buffers[old])
             for node in op.nodes:
                 self._emit_call(node, op, t, first)
-        for storage, value in op.makes.items():
-            self.buffers[makes[value]] = self._place[storage]
-        for copy in (*reads.values(), *makes.values()):
+        self._settle(t)
+
+    def _settle(self, t: int) -> None:
+        """What the step has made is there, and what dies with it is gone."""
+        lives = self.lives
+        for storage, value in self.program.ops[self.steps[t]].makes.items():
+            self.buffers[lives.makes[t][value]] = self._place[storage]
+        for copy in (*lives.reads[t].values(), *lives.makes[t].values()):
             if lives.dies(copy, t):
                 self.buffers.pop(copy, None)
+
+    def _sum_and_norm(self, t: int) -> None:
+        """A sum and the layer norm that reads it, in one call."""
+        first, second = (self.program.ops[self.steps[k]] for k in (t, t + 1))
+        total, norm = first.nodes[0], second.nodes[0]
+        self.seen |= {self.steps[t], self.steps[t + 1]}
+        reads = self.lives.reads[t]
+        self._place = {
+            s: self.buffers[copies[value]]
+            for op, copies in ((first, reads), (second, self.lives.reads[t + 1]))
+            for s, value in op.reads.items()
+            if copies[value] in self.buffers
+        }
+        args = [self._tensor(n) for n in (*total.args, *norm.args[2:4])]
+        args.append(norm.args[4])
+        if first.instead is not None and self.lives.dies(reads[first.instead.source], t):
+            self._note_written(reads[first.instead.source])
+            args.append(self._tensor(first.instead.out))
+        made = self.writer.call(sum_and_norm, tuple(args), {})
+        tensor = self.writer.call(operator.getitem, (made, 0), {}, total.meta["val"])
+        self._place[total.meta["storage"]] = Tensors({total: tensor})
+        self._take_parts(norm, made, 1, second, t + 1)
+        self._settle(t)
+        self._settle(t + 1)
 
     def _note_written(self, copy: int) -> None:
         self.written.update(self._saved_at.get(copy, ()))
@@ -337,11 +382,15 @@ class Emitter:
             if node.meta["storage"] in op.makes:
                 self._place.setdefault(node.meta["storage"], Tensors()).roots[node] = out
             return
+        self._take_parts(node, out, 0, op, t)
+
+    def _take_parts(self, node: fx.Node, made: fx.Node, offset: int, op: ProgramOp, t: int) -> None:
+        """The outputs of an op that has several, which begin there in what was made."""
         for user in node.users:
             if user.target is operator.getitem and user.meta.get("storage") in op.makes:
                 tensors = self._place.setdefault(user.meta["storage"], Tensors())
                 if self._is_read(user, op, t):
-                    part = (out, user.args[1])
+                    part = (made, offset + user.args[1])
                     tensors.roots[user] = self.writer.call(
                         operator.getitem, part, {}, user.meta["val"]
                     )

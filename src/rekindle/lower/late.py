@@ -9,17 +9,20 @@ import threading
 
 from rekindle.capture import Program
 from rekindle.capture.collector import collector_at_rest
-from rekindle.core import Schedule
+from rekindle.core import Problem, Schedule
 from rekindle.lower.guards import Guards
 from rekindle.lower.run import Runner
 from rekindle.torch_compat import outside_modes
 
 
 class LateRunner:
-    __slots__ = ("_cuda_graph", "_guards", "_lock", "_program", "_runner", "_schedule")
+    __slots__ = ("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_runner", "_schedule")
 
-    def __init__(self, program: Program, schedule: Schedule, cuda_graph: bool = False) -> None:
+    def __init__(
+        self, program: Program, problem: Problem, schedule: Schedule, cuda_graph: bool = False
+    ) -> None:
         self._program = program
+        self._problem = problem
         self._schedule = schedule
         self._cuda_graph = cuda_graph
         self._guards = Guards(program.joint)
@@ -37,6 +40,10 @@ class LateRunner:
             with self._lock, collector_at_rest(), outside_modes():
                 if self._runner is None:
                     self._runner = Runner(
-                        self._program, self._schedule, self._cuda_graph, self._guards
+                        self._program,
+                        self._schedule,
+                        self._cuda_graph,
+                        self._guards,
+                        self._problem,
                     )
         return self._runner

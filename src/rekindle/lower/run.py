@@ -19,7 +19,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Program, Tangent, analyse
 from rekindle.capture.autocast import autocast_state
-from rekindle.core import Schedule
+from rekindle.core import Problem, Schedule
 from rekindle.lower.emit import Stretch, emit
 from rekindle.lower.graphs import Graphs
 from rekindle.lower.guards import Guards
@@ -59,8 +59,9 @@ class Runner:
         schedule: Schedule,
         cuda_graph: bool = False,
         guards: Guards | None = None,
+        problem: Problem | None = None,
     ) -> None:
-        joint, lowered = program.joint, emit(program, schedule)
+        joint, lowered = program.joint, emit(program, schedule, problem)
         self.program = program
         self.schedule = schedule
         self.joint = joint
