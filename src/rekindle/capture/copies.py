@@ -116,14 +116,14 @@ def shorten_copies(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[
     backward = [node for node in nodes if node.meta.get("phase") == "backward"]
     with torch.no_grad():
         for node in backward:
-            if _is_copy(node):
+            if is_copy(node):
                 copies.shorten(node)
         for node in backward:
             if node.target is aten.add.Tensor:
                 copies.join(node)
 
 
-def _is_copy(node: fx.Node) -> bool:
+def is_copy(node: fx.Node) -> bool:
     if node.target is not aten.clone.default:
         return False
     made, source = node.meta["val"], node.args[0].meta["val"]
@@ -183,7 +183,7 @@ class _Copies:
         found = (view, stride, view.meta["val"].storage_offset())
         while view.meta["val"].storage_offset() == 0:
             copy = self._maker(view, reader)
-            if copy is None or not _is_copy(copy):
+            if copy is None or not is_copy(copy):
                 break
             source = copy.args[0]
             assert isinstance(source, fx.Node)

@@ -25,7 +25,7 @@ from rekindle.capture.fakes import fake_tensors_answer, libraries_see_real_tenso
 from rekindle.capture.fuse import fuse as fuse_elementwise
 from rekindle.capture.fuse import prepare_backward, prepare_forward
 from rekindle.capture.loss import join_loss_gradients
-from rekindle.capture.packed import pack_gradients
+from rekindle.capture.packed import pack_gradients, read_in_place, read_in_place_again
 from rekindle.capture.record import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
 from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
@@ -257,6 +257,8 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
         )
     if fuse and not recorder.scalars:  # questions to the data are answered by the graph as it was
         prepare_forward(recorder.graph, recorder.new_storage)
+        with outside_modes():
+            read_in_place(recorder.graph)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
@@ -309,6 +311,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     join_loss_gradients(backward_nodes)
     with outside_modes():
         shorten_copies(recorder.graph, (*session.forward_nodes, *backward_nodes), given_away)
+        read_in_place_again(recorder.graph, backward_nodes)
         pack_gradients((*session.forward_nodes, *backward_nodes), given_away)
     if session.fuse:
         backward_nodes = tuple(recorder.graph.nodes)[num_before:]

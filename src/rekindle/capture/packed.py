@@ -1,26 +1,30 @@
-"""Gradients of attention's queries, keys and values, written where they belong.
+"""Attention's queries, keys and values are read, and their gradients written, where they belong.
 
-The three come from one projection mostly, and their gradients are copied into one tensor, of which
-the projection's backward reads. Memory-efficient attention's backward can write them into parts of
-one tensor itself: `rekindle::packed_attention_backward` asks for that, in the place of the op and
-of the `rekindle::stacked` that copies its results.
+The three come from one projection mostly. Where they are copied out of it for attention alone, as
+nn.MultiheadAttention does, memory-efficient attention reads them where they are (`read_in_place`).
+On the way back their gradients are copied into one tensor, of which the projection's backward
+reads. Attention's backward can write them into parts of one tensor itself:
+`rekindle::packed_attention_backward` asks for that, in the place of the op and of the
+`rekindle::stacked` that copies its results (`pack_gradients`).
 
-The bits are eager's: the same kernel writes with other strides. Where `stacked` adds a zero, it is
-added in place.
+The bits are eager's: the same kernels read and write with other strides. Where `stacked` adds a
+zero, it is added in place.
 """
 
 import functools
+import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from rekindle.capture.copies import stacked
+from rekindle.capture.copies import digits_of, is_copy, merged, stacked, through
 
 aten = torch.ops.aten
 
+_FORWARD = aten._scaled_dot_product_efficient_attention.default
 _BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 _MOST_BATCHES = (1 << 16) - 1  # more are worked through in parts
 _CAUSAL, _NO_MASK = 1, 0  # torch's numbers for kinds of masks
@@ -87,7 +91,101 @@ def lies_packed(part: torch.Tensor, whole: torch.Tensor, dim: int, row: int) -> 
     )
 
 
-# --- rewriting ----------------------------------------------------------------------------------
+def without_copy(view: torch.Tensor, copied: torch.Tensor) -> tuple[tuple[int, ...], int] | None:
+    """The tensor was copied densely, and the view reads the copy, or one of its parts, every
+    element once: stride and offset that read the same of what was copied."""
+    shape, stride, offset = list(copied.shape), list(copied.stride()), copied.storage_offset()
+    left = view.storage_offset()
+    while shape and view.numel() < math.prod(shape):
+        index, left = divmod(left, math.prod(shape[1:]))
+        offset += index * stride[0]
+        shape, stride = shape[1:], stride[1:]
+    if left or view.numel() != math.prod(shape):
+        return None
+    digits = through(digits_of(view.shape, view.stride()), shape, stride)
+    found = None if digits is None else merged(digits, view.dim())
+    return None if found is None else (found, offset)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+_READS = {_FORWARD: (0, 1, 2), _BACKWARD: (1, 2, 3)}  # queries, keys and values
+_ALIGNED = 16  # bytes; of less, another kernel might be chosen
+
+
+def read_in_place(graph: fx.Graph) -> None:
+    """In a recorded forward: what is copied for attention alone is read where it is. The copy is
+    left to be dropped."""
+    copies = {n.meta["storage"]: n for n in graph.nodes if is_copy(n)}
+    written = {w.meta["storage"] for n in graph.nodes for w in n.meta.get("writes", ())}
+    for storage, readers in _reads(graph.nodes, copies).items():
+        source = copies[storage].args[0]
+        assert isinstance(source, fx.Node)
+        if any(p not in _READS.get(n.target, ()) for n, p in readers):
+            continue
+        if not source.meta["val"].is_cuda or written & {storage, source.meta["storage"]}:
+            continue
+        if all(_layout(n, p, source) is not None for n, p in readers):
+            copies[storage].meta["read_in_place"] = True
+            for node, position in readers:
+                _read_there(graph, node, position, source)
+
+
+def read_in_place_again(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """The same among the nodes of that forward's backward."""
+    copies = {n.meta["storage"]: n for n in graph.nodes if "read_in_place" in n.meta}
+    for storage, readers in _reads(nodes, copies).items():
+        source = copies[storage].args[0]
+        assert isinstance(source, fx.Node)
+        for node, position in readers:
+            if position in _READS.get(node.target, ()) and _layout(node, position, source):
+                _read_there(graph, node, position, source)
+
+
+def _reads(
+    nodes: Iterable[fx.Node], copies: Container[int]
+) -> dict[int, list[tuple[fx.Node, int]]]:
+    """Of each of these copies, views looked through: who reads it, as which argument (-1: as part
+    of one)."""
+    found: dict[int, list[tuple[fx.Node, int]]] = {}
+    for node in nodes:
+        for argument in node.all_input_nodes:
+            storage = argument.meta.get("storage")
+            if storage in copies and storage != node.meta.get("storage"):
+                positions = [k for k, a in enumerate(node.args) if a is argument] or [-1]
+                found.setdefault(storage, []).extend((node, k) for k in positions)
+    return found
+
+
+def _layout(node: fx.Node, position: int, source: fx.Node) -> tuple[tuple[int, ...], int] | None:
+    """Stride and offset of the argument where it was copied from."""
+    view: Any = node.args[position]
+    layout = without_copy(view.meta["val"], source.meta["val"])
+    if layout is None:
+        return None
+    stride, offset = layout
+    size = source.meta["val"].element_size()
+    aligned = all(s * size % _ALIGNED == 0 for s in (*stride[:-1], offset))
+    return layout if stride[-1] == 1 and aligned else None
+
+
+def _read_there(graph: fx.Graph, node: fx.Node, position: int, source: fx.Node) -> None:
+    layout = _layout(node, position, source)
+    assert layout is not None
+    stride, offset = layout
+    read: Any = node.args[position]
+    shape = read.meta["val"].shape
+    with graph.inserting_before(node), torch.no_grad():
+        view = graph.call_function(
+            aten.as_strided.default, (source, list(shape), list(stride), offset)
+        )
+        value = source.meta["val"].as_strided(shape, stride, offset)
+    view.meta = {**node.meta, "val": value, "writes": ()}
+    view.meta |= {k: source.meta[k] for k in ("storage", "storage_bytes")}
+    node.update_arg(position, view)
+
+
+# --- writing ------------------------------------------------------------------------------------
 
 
 def pack_gradients(nodes: Iterable[fx.Node], results: Sequence[fx.Node]) -> None:

@@ -1,4 +1,4 @@
-"""When the parts of a tensor lie in it as attention's backward can write them."""
+"""Where the parts of a tensor lie that attention reads and writes."""
 
 import itertools
 import operator
@@ -11,9 +11,18 @@ from torch import fx
 
 from rekindle.capture import packed
 from rekindle.capture.copies import stacked
-from rekindle.capture.packed import lies_packed, pack_gradients, packed_attention_backward
+from rekindle.capture.packed import (
+    lies_packed,
+    pack_gradients,
+    packed_attention_backward,
+    read_in_place,
+    read_in_place_again,
+    without_copy,
+)
 
-BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_efficient_attention.default
+BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 BATCH, LENGTH, HEADS, SIZE = 2, 3, 2, 4
 
 
@@ -107,3 +116,82 @@ def test_what_is_written_into_stays():
     writer.meta = {"storage": nodes[1].meta["storage"], "writes": (nodes[1],)}
     pack_gradients((*nodes, writer), results)
     assert whole.target is stacked
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_a_view_of_a_copy_is_read_without_it(data):
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    order = data.draw(st.permutations(range(len(shape))))
+    offset = data.draw(st.integers(0, 3))
+    numel = torch.Size(shape).numel()
+    source = torch.arange(offset + numel)[offset:].view(shape).permute(order)
+    view = source.clone(memory_format=torch.contiguous_format)
+    for _ in range(data.draw(st.integers(0, 1))):  # a part of it
+        view = view[data.draw(st.integers(0, view.shape[0] - 1))]
+    view = view.permute(data.draw(st.permutations(range(view.dim()))))
+    found = without_copy(view, source)
+    assert found is not None
+    stride, at = found
+    assert torch.equal(source.as_strided(view.shape, stride, at), view)
+
+
+def test_a_view_that_repeats_is_not():
+    source = torch.arange(12).view(3, 4).t()
+    assert without_copy(source.contiguous()[:, :1].expand(4, 3), source) is None
+    assert without_copy(source.contiguous()[1:3], source) is None
+
+
+def with_copy(*, length=SIZE, other_reader=False):
+    """Attention of a projection that is copied first, as in nn.MultiheadAttention, and back."""
+    graph = fx.Graph()
+    storages = itertools.count()
+
+    def described(node, value, like=None, phase="forward"):
+        node.meta = {"val": value, "phase": phase, "storage_bytes": 0}
+        node.meta["storage"] = next(storages) if like is None else like.meta["storage"]
+        return node
+
+    with torch._subclasses.FakeTensorMode():
+        made = torch.empty(LENGTH, BATCH, 3, HEADS * length, device="cuda")
+        projection = described(graph.placeholder("projection"), made.permute(2, 0, 1, 3))
+        copy = graph.call_function(
+            aten.clone.default, (projection,), {"memory_format": torch.contiguous_format}
+        )
+        dense = torch.empty(made.permute(2, 0, 1, 3).shape, device="cuda")
+        whole = described(copy, dense).meta["val"]
+        views = []
+        for k in range(3):
+            value = whole.select(0, k).view(LENGTH, BATCH, HEADS, length).permute(1, 2, 0, 3)
+            view = graph.call_function(aten.alias.default, (copy,))
+            views.append(described(view, value, copy))
+        out = described(graph.call_function(FORWARD, (*views, None, True)), whole.select(0, 0))
+        if other_reader:
+            described(graph.call_function(aten.cat.default, ([views[0]],)), whole.select(0, 0))
+        read_in_place(graph)
+        num_before = len(graph.nodes)
+        back = graph.call_function(BACKWARD, (out, *views, None, out))
+        described(back, whole.select(0, 0), phase="backward")
+        read_in_place_again(graph, tuple(graph.nodes)[num_before:])
+    return out, back, copy
+
+
+def test_attention_reads_the_projection():
+    out, back, copy = with_copy()
+    row = 3 * HEADS * SIZE
+    for k in range(3):
+        for view in (out.args[k], back.args[k + 1]):
+            assert view.target is aten.as_strided.default
+            stride = [row, SIZE, BATCH * row, 1]
+            shape = [BATCH, HEADS, LENGTH, SIZE]
+            assert list(view.args[1:]) == [shape, stride, k * HEADS * SIZE]
+            assert view.meta["storage"] == copy.args[0].meta["storage"]
+
+
+@pytest.mark.parametrize("options", [{"length": 3}, {"other_reader": True}])
+def test_what_is_not_aligned_or_read_elsewhere_is_copied(options):
+    out, back, copy = with_copy(**options)
+    for view in (*out.args[:3], *back.args[1:4]):
+        assert view.args[0] is copy
