@@ -8,7 +8,7 @@ import rekindle
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of, manage
 from equivalence.zoo import Example
-from rekindle.capture.norms import layer_norm_backward_add, sum_and_norm
+from rekindle.capture.norms import layer_norm, layer_norm_backward, sum_and_norm
 
 aten = torch.ops.aten
 LENGTHS = [4, 36, 128, 512, 516, 768, 1024, 4096]
@@ -34,11 +34,15 @@ def test_both_are_the_separate_ops(
             assert mine.dtype == expected.dtype
             assert torch.equal(mine, expected)
         assert out is None or ours[0] is out
+    for mine, expected in zip(layer_norm(total, [length], weight, bias, 1e-6), theirs, strict=True):
+        assert torch.equal(mine, expected)
     given = (grad, total, [length], *theirs[1:], weight, bias)
     made, *rest = aten.native_layer_norm_backward.default(*given, [True, True, True])
-    back = layer_norm_backward_add(*given, other)
-    for mine, expected in zip(back, (made + other, *rest), strict=True):
-        assert torch.equal(mine, expected)
+    for added in (None, other):
+        gradient = made if added is None else made + added
+        back = layer_norm_backward(*given, added)
+        for mine, expected in zip(back, (gradient, *rest), strict=True):
+            assert torch.equal(mine, expected)
 
 
 def test_rows_that_are_not_numbers(device: torch.device) -> None:
@@ -103,8 +107,10 @@ def test_three_steps_equal_eager(
     assert_same(train(make(before, dtype, device)), train(mine, managed), again)
     if dtype == torch.float32 or device.type == "cuda":  # a CPU keeps moments in bfloat16
         names = [op.name for op in managed.plan.problem.ops]
-        num = sum("layer_norm_backward_add" in name for name in names)
-        assert num == (5 if before else 0)  # the input has no gradient
+        assert sum("rekindle.layer_norm_backward" in name for name in names) == (5 if before else 6)
+        sums = [n for n in names if "aten.add.Tensor" in n]
+        # Forward 6; backward: with the norms (the input has no gradient), or beside them.
+        assert len(sums) == (6 if before else 11)
     if schedule == "keep-all":
         source = managed.plan.late_runner.get().lowered.forward_source
         assert source.count("= sum_and_norm") == (5 if before else 6)

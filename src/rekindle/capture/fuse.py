@@ -26,7 +26,7 @@ from torch import fx
 from rekindle.capture.apart import APPLY, Surgery, put_back, take_apart
 from rekindle.capture.kernel import SOURCE, TYPES, Kernel, Place, Step, place_of
 from rekindle.capture.masked import mask_in_one_pass
-from rekindle.capture.norms import join_backward, mark_norms
+from rekindle.capture.norms import norm_backward, norm_forward
 from rekindle.capture.turned import turn_around
 from rekindle.torch_compat import CudaKernel, named_call, outside_modes
 
@@ -272,13 +272,13 @@ _targets: dict[tuple[Any, str], Any] = {}
 
 def prepare_forward(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
     """In a recorded forward: what can be told as elementwise ops becomes those; masked softmax and
-    copies that turn a tensor around have kernels of their own, and so have layer norms of sums."""
+    copies that turn a tensor around have kernels of their own, and so has layer norm."""
     surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
         take_apart(surgery)
         mask_in_one_pass(surgery, tuple(graph.nodes))
         turn_around(surgery, tuple(graph.nodes))
-        mark_norms(surgery, tuple(graph.nodes))
+        norm_forward(surgery, tuple(graph.nodes))
 
 
 def prepare_backward(
@@ -290,7 +290,7 @@ def prepare_backward(
     """The layer norms and copies among these nodes of a recorded backward."""
     surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
     with outside_modes():
-        gone = join_backward(surgery, nodes, results)
+        gone = norm_backward(surgery, nodes, results)
         turn_around(surgery, [node for node in nodes if node not in gone])
 
 

@@ -1,11 +1,15 @@
-"""Layer norm together with the sum before it, and its backward with the sum behind it.
+"""Layer norm in one pass, with the sum before it, and its backward with the sum behind it.
 
-A residual sum is written and read again by the layer norm that follows; on the way back the
-gradient of a norm's input is written and read again by the sum with the gradient that passed the
-block by. Here each pair is one kernel. It makes the sums of a row in the order of torch's kernels,
-step for step: a thread's share of a row one after the other, then across the lanes of a warp by
-halves, then across the warps. Whether the bits are torch's is tried on each device, dtype and
-length of a row, before a kernel is used.
+torch's kernels give a row to four warps, which read it twice and wait for each other; where rows
+are short most of their threads are idle. Here a warp has a row, and keeps it. A residual sum is
+written and read again by the layer norm that follows; on the way back the gradient of a norm's
+input is written and read again by the sum with the gradient that passed the block by: here each
+pair is one kernel.
+
+The bits are torch's. The sums of a row are made in the order of torch's kernels, step for step: a
+thread's share of a row one after the other, then across the lanes of a warp by halves, then across
+the warps. Whether they are is tried on each device, dtype and length of a row, before a kernel is
+used. Gradients of weight and bias are torch's own.
 """
 
 import functools
@@ -23,25 +27,33 @@ from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
 
-_THREADS = 128  # of a row, in torch's kernels
-_VECTOR = 4  # elements that a thread takes at once, in torch's kernels
-LONGEST = 4096  # elements of a row, which stay in registers
+_WARPS, _VECTOR = 4, 4  # in torch's kernels: of a row, and elements that a thread takes at once
+_ROWS = 4  # of a block here, one for each warp
+_THREADS = 32 * _ROWS
+LONGEST = 2048  # elements of a row, which stay in registers
 
 
-def _prelude(dtype: torch.dtype, length: int) -> str:
+def _prelude(dtype: torch.dtype, length: int, with_other: bool) -> str:
     widen, narrow = ("widen", "narrow") if dtype == torch.bfloat16 else ("(float)", "")
     return f"""{CONVERSIONS}
 typedef {TYPES[dtype]} T;
 struct __align__({_VECTOR * dtype.itemsize}) V {{ T v[{_VECTOR}]; }};
 #define WIDE(x) {widen}(x)
 #define NARROW(x) {narrow}(x)
+#define WITH_OTHER {int(with_other)}
 #define LENGTH {length}
 #define VECTORS (LENGTH / {_VECTOR})
-#define SHARE ((VECTORS + {_THREADS - 1}) / {_THREADS})
+#define SHARE ((VECTORS + {32 * _WARPS - 1}) / {32 * _WARPS})
+#define ALL 0xffffffffu
+// The vectors of a lane, as the lanes of torch's warps have them.
+#define EACH_WARP _Pragma("unroll") for (int w = 0; w < {_WARPS}; ++w)
+#define EACH_VECTOR _Pragma("unroll") for (int j = 0; j < SHARE; ++j) \\
+  if (const int i = lane + 32 * w + {32 * _WARPS} * j; i < VECTORS)
+#define EACH_ELEMENT _Pragma("unroll") for (int k = 0; k < {_VECTOR}; ++k)
 """
 
 
-_SUM_AND_NORM = """
+_NORM = """
 struct Moments { float mean, squares, num; };
 __device__ __forceinline__ Moments and_one(const Moments m, float x) {
   const float away = x - m.mean;
@@ -58,157 +70,128 @@ __device__ __forceinline__ Moments both(const Moments b, const Moments a) {
   const float of_b = b.num * share;
   return {of_a * a.mean + of_b * b.mean, a.squares + b.squares + away * away * a.num * of_b, num};
 }
-extern "C" __global__ void sum_and_norm(
+extern "C" __global__ void rows_normed(
     const T* x, const T* y, const T* weight, const T* bias, T* sum, T* out, float* mean,
-    float* rstd, long long eps_bits) {
-  __shared__ float shared[3 * 4];
-  const long long row = blockIdx.x;
+    float* rstd, long long num_rows, long long eps_bits) {
+  const int lane = threadIdx.x % 32;
+  const long long row = blockIdx.x * (blockDim.x / 32LL) + threadIdx.x / 32;
+  if (row >= num_rows) return;
   const V* xs = (const V*)(x + row * LENGTH);
   const V* ys = (const V*)(y + row * LENGTH);
   V* sums = (V*)(sum + row * LENGTH);
-  V kept[SHARE];
-  Moments m = {0.f, 0.f, 0.f};
-  #pragma unroll
-  for (int j = 0; j < SHARE; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < VECTORS) {
-      const V a = xs[i], b = ys[i];
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        kept[j].v[k] = NARROW(__fadd_rn(WIDE(a.v[k]), WIDE(b.v[k])));
-        m = and_one(m, WIDE(kept[j].v[k]));
-      }
-      sums[i] = kept[j];
-    }
+  V kept[4][SHARE];
+  EACH_WARP EACH_VECTOR {
+    kept[w][j] = xs[i];
+#if WITH_OTHER
+    const V other = ys[i];
+    EACH_ELEMENT kept[w][j].v[k] =
+        NARROW(__fadd_rn(WIDE(kept[w][j].v[k]), WIDE(other.v[k])));
+    sums[i] = kept[w][j];
+#endif
   }
-  for (int off = 16; off > 0; off >>= 1) {
-    const Moments next = {__shfl_down_sync(0xffffffffu, m.mean, off),
-                          __shfl_down_sync(0xffffffffu, m.squares, off),
-                          __shfl_down_sync(0xffffffffu, m.num, off)};
-    m = both(m, next);
+  Moments m[4];
+  EACH_WARP {
+    m[w] = {0.f, 0.f, 0.f};
+    EACH_VECTOR { EACH_ELEMENT m[w] = and_one(m[w], WIDE(kept[w][j].v[k])); }
+    if (32 * w < VECTORS)
+      for (int off = 16; off > 0; off >>= 1)
+        m[w] = both(m[w], {__shfl_down_sync(ALL, m[w].mean, off),
+                           __shfl_down_sync(ALL, m[w].squares, off),
+                           __shfl_down_sync(ALL, m[w].num, off)});
   }
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int off = 2; off > 0; off /= 2) {
-    if (lane == 0 && warp >= off && warp < 2 * off) {
-      shared[3 * (warp - off)] = m.mean;
-      shared[3 * (warp - off) + 1] = m.squares;
-      shared[3 * (warp - off) + 2] = m.num;
-    }
-    __syncthreads();
-    if (lane == 0 && warp < off) {
-      const Moments next = {shared[3 * warp], shared[3 * warp + 1], shared[3 * warp + 2]};
-      m = both(m, next);
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) {
-    shared[0] = m.mean;
-    shared[1] = m.squares / (float)LENGTH;
-  }
-  __syncthreads();
-  const float middle = shared[0];
-  const float scale = rsqrtf(shared[1] + __int_as_float((int)eps_bits));
+  m[0] = both(both(m[0], m[2]), both(m[1], m[3]));
+  const float middle = __shfl_sync(ALL, m[0].mean, 0);
+  const float spread = __shfl_sync(ALL, m[0].squares / (float)LENGTH, 0);
+  const float scale = rsqrtf(spread + __int_as_float((int)eps_bits));
   V* outs = (V*)(out + row * LENGTH);
-  #pragma unroll
-  for (int j = 0; j < SHARE; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < VECTORS) {
-      const V w = ((const V*)weight)[i], b = ((const V*)bias)[i];
-      V result;
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float normed = scale * (WIDE(kept[j].v[k]) - middle);
-        result.v[k] = NARROW(WIDE(w.v[k]) * normed + WIDE(b.v[k]));
-      }
-      outs[i] = result;
+  EACH_WARP EACH_VECTOR {
+    const V by = ((const V*)weight)[i], plus = ((const V*)bias)[i];
+    V result;
+    EACH_ELEMENT {
+      const float normed = scale * (WIDE(kept[w][j].v[k]) - middle);
+      result.v[k] = NARROW(WIDE(by.v[k]) * normed + WIDE(plus.v[k]));
     }
+    outs[i] = result;
   }
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     mean[row] = middle;
     rstd[row] = scale;
   }
 }
 """
 
-_BACKWARD_AND_SUM = """
+_BACKWARD = """
 __device__ __forceinline__ float over_warp(float x) {
   #pragma unroll
-  for (int off = 16; off > 0; off >>= 1) x += __shfl_down_sync(0xffffffffu, x, off);
-  return x;
+  for (int off = 16; off > 0; off >>= 1) x += __shfl_down_sync(ALL, x, off);
+  return x + 0.f;  // as from a warp that has zeros behind the sums of the four
 }
-__device__ __forceinline__ float over_block(float x, float* shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = over_warp(x);
-  __syncthreads();
-  if (lane == 0) shared[warp] = x;
-  __syncthreads();
-  x = threadIdx.x < blockDim.x / 32 ? shared[lane] : 0.f;
-  return warp == 0 ? over_warp(x) : x;
+__device__ __forceinline__ float over_row(const float* sums) {
+  return __shfl_sync(ALL, (sums[0] + sums[2]) + (sums[1] + sums[3]), 0);
 }
-extern "C" __global__ void backward_and_sum(
+extern "C" __global__ void rows_backward(
     const T* grad, const T* x, const float* mean, const float* rstd, const T* weight,
-    const T* other, T* out, long long length) {
-  __shared__ float shared[4];
-  const long long row = blockIdx.x;
+    const T* other, T* out, long long num_rows, long long length) {
+  const int lane = threadIdx.x % 32;
+  const long long row = blockIdx.x * (blockDim.x / 32LL) + threadIdx.x / 32;
+  if (row >= num_rows) return;
   const V* grads = (const V*)(grad + row * LENGTH);
   const V* xs = (const V*)(x + row * LENGTH);
   const V* others = (const V*)(other + row * LENGTH);
   const float middle = mean[row], scale = rstd[row];
-  V kept_g[SHARE], kept_x[SHARE];
-  float sum = 0.f, product = 0.f;
-  #pragma unroll
-  for (int j = 0; j < SHARE; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < VECTORS) {
-      kept_g[j] = grads[i];
-      kept_x[j] = xs[i];
-      const V w = ((const V*)weight)[i];
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float by = WIDE(w.v[k]), h = WIDE(kept_x[j].v[k]), g = WIDE(kept_g[j].v[k]);
-        sum += g * by;
-        product += g * by * (h - middle) * scale;
+  V kept_g[4][SHARE], kept_x[4][SHARE];
+  EACH_WARP EACH_VECTOR {
+    kept_g[w][j] = grads[i];
+    kept_x[w][j] = xs[i];
+  }
+  float sums[4], products[4];
+  EACH_WARP {
+    float sum = 0.f, product = 0.f;
+    EACH_VECTOR {
+      const V by = ((const V*)weight)[i];
+      EACH_ELEMENT {
+        const float b = WIDE(by.v[k]), h = WIDE(kept_x[w][j].v[k]), g = WIDE(kept_g[w][j].v[k]);
+        sum += g * b;
+        product += g * b * (h - middle) * scale;
       }
     }
+    sums[w] = over_warp(sum);
+    products[w] = over_warp(product);
   }
-  sum = over_block(sum, shared);
-  product = over_block(product, shared);
-  if (threadIdx.x == 0) {
-    shared[0] = sum;
-    shared[1] = product;
-  }
-  __syncthreads();
-  sum = shared[0];
-  product = shared[1];
+  const float sum = over_row(sums), product = over_row(products);
   const float num = (float)(int)length;
   const float last = (1.f / num) * scale;
   V* outs = (V*)(out + row * LENGTH);
-  #pragma unroll
-  for (int j = 0; j < SHARE; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < VECTORS) {
-      const V w = ((const V*)weight)[i], o = others[i];
-      V result;
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float by = WIDE(w.v[k]), h = WIDE(kept_x[j].v[k]), g = WIDE(kept_g[j].v[k]);
-        float made = num * by * g;
-        made -= (h - middle) * scale * product;
-        made -= sum;
-        made *= last;
-        result.v[k] = NARROW(__fadd_rn(WIDE(NARROW(made)), WIDE(o.v[k])));
-      }
-      outs[i] = result;
+  EACH_WARP EACH_VECTOR {
+    const V by = ((const V*)weight)[i];
+    V result;
+    EACH_ELEMENT {
+      const float b = WIDE(by.v[k]), h = WIDE(kept_x[w][j].v[k]), g = WIDE(kept_g[w][j].v[k]);
+      float made = num * b * g;
+      made -= (h - middle) * scale * product;
+      made -= sum;
+      made *= last;
+      result.v[k] = NARROW(made);
     }
+#if WITH_OTHER
+    const V plus = others[i];
+    EACH_ELEMENT result.v[k] = NARROW(__fadd_rn(WIDE(result.v[k]), WIDE(plus.v[k])));
+#endif
+    outs[i] = result;
   }
 }
 """
 
 
 @functools.cache
-def _kernel(name: str, dtype: torch.dtype, length: int, device: torch.device) -> CudaKernel:
-    body = {"sum_and_norm": _SUM_AND_NORM, "backward_and_sum": _BACKWARD_AND_SUM}[name]
-    return CudaKernel(_prelude(dtype, length) + body, name, device, _THREADS)
+def _kernel(
+    name: str, dtype: torch.dtype, length: int, with_other: bool, device: torch.device
+) -> CudaKernel:
+    source = (
+        _prelude(dtype, length, with_other)
+        + {"rows_normed": _NORM, "rows_backward": _BACKWARD}[name]
+    )
+    return CudaKernel(source, name, device, _THREADS)
 
 
 def _bits(x: float) -> int:
@@ -223,7 +206,51 @@ def _aligned(*tensors: torch.Tensor) -> bool:
     return bool(bits % (_VECTOR * tensors[0].element_size()) == 0)
 
 
-# --- forward: two neighbours of a schedule ------------------------------------------------------
+# --- forward ------------------------------------------------------------------------------------
+
+_library = torch.library.Library("rekindle", "FRAGMENT")
+_library.define(
+    "layer_norm(Tensor x, int[] shape, Tensor weight, Tensor bias, float eps)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _layer_norm(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, ...]:
+    if not x.is_cuda or not _aligned(x, weight, bias):
+        made: tuple[torch.Tensor, ...] = aten.native_layer_norm.default(x, shape, weight, bias, eps)
+        return made
+    return _normed(x, x, weight, bias, eps, x)
+
+
+def _normed(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    total: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """By the kernel: of `x`, or where `total` is not that, of the sum, which is written there."""
+    normed = torch.empty_like(x)
+    mean = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    rstd = torch.empty_like(mean)
+    tensors = (x, y, weight, bias, total, normed, mean, rstd)
+    kernel = _kernel("rows_normed", x.dtype, x.shape[-1], y is not x, x.device)
+    num_rows = mean.numel()
+    kernel(-(-num_rows // _ROWS), [*(t.data_ptr() for t in tensors), num_rows, _bits(eps)])
+    return normed, mean, rstd
+
+
+_library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "rekindle::layer_norm",
+    lambda x, *rest: aten.native_layer_norm.default(x, *rest),
+    lib=_library,
+)
+
+layer_norm = torch.ops.rekindle.layer_norm.default
 
 
 def sum_and_norm(
@@ -236,37 +263,27 @@ def sum_and_norm(
 ) -> tuple[torch.Tensor, ...]:
     """The sum, written over `out` where one is given, and its layer norm over the last dimension
     with mean and inverse deviation."""
-    length = x.shape[-1]
-    if not x.is_cuda or not _aligned(x, y, weight, bias):
+    if not x.is_cuda or x is y or not _aligned(x, y, weight, bias):
         total = aten.add.Tensor(x, y) if out is None else aten.add.out(x, y, out=out)
-        return (total, *aten.native_layer_norm.default(total, [length], weight, bias, eps))
+        return (total, *layer_norm(total, [x.shape[-1]], weight, bias, eps))
     total = torch.empty_like(x) if out is None else out
-    normed = torch.empty_like(x)
-    mean = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    rstd = torch.empty_like(mean)
-    tensors = (x, y, weight, bias, total, normed, mean, rstd)
-    kernel = _kernel("sum_and_norm", x.dtype, length, x.device)
-    kernel(mean.numel(), [*(t.data_ptr() for t in tensors), _bits(eps)])
-    return total, normed, mean, rstd
+    return (total, *_normed(x, y, weight, bias, eps, total))
 
 
-def mark_norms(surgery: Surgery, nodes: Iterable[fx.Node]) -> None:
-    """The layer norms of sums that may be made with the sum: which are, a schedule says, where the
-    two follow each other (`lower.neighbours`)."""
+def norm_forward(surgery: Surgery, nodes: Iterable[fx.Node]) -> None:
+    """The layer norms of a recorded forward. Those of sums may be made with the sum: which are, a
+    schedule says, where the two follow each other (`lower.neighbours`)."""
     for node in nodes:
-        if node.target is aten.native_layer_norm.default and _may_join(surgery, node):
-            node.meta["with_sum"] = True
-
-
-def _may_join(surgery: Surgery, node: fx.Node) -> bool:
-    total, shape, weight, bias = node.args[:4]
-    return (
-        isinstance(total, fx.Node)
-        and _is_sum(total)
-        and isinstance(weight, fx.Node)
-        and isinstance(bias, fx.Node)
-        and _fits(surgery, shape, *(n.meta["val"] for n in (total, *total.args, weight, bias)))
-    )
+        if node.target is not aten.native_layer_norm.default:
+            continue
+        x, shape, weight, bias = node.args[:4]
+        given = [n.meta["val"] for n in (x, weight, bias) if isinstance(n, fx.Node)]
+        if len(given) == 3 and _fits(surgery, shape, *given):
+            node.target = layer_norm
+            assert isinstance(x, fx.Node)
+            values = [a.meta["val"] for a in x.args] if _is_sum(x) else []
+            if values and surgery.fits(given[0], *values):
+                node.meta["with_sum"] = True
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -291,16 +308,15 @@ def _fits(surgery: Surgery, shape: Any, first: torch.Tensor, *others: torch.Tens
     )
 
 
-# --- backward: one op ---------------------------------------------------------------------------
+# --- backward -----------------------------------------------------------------------------------
 
-_library = torch.library.Library("rekindle", "FRAGMENT")
 _library.define(
-    "layer_norm_backward_add(Tensor grad, Tensor x, int[] shape, Tensor mean, Tensor rstd,"
-    " Tensor weight, Tensor bias, Tensor other) -> (Tensor, Tensor, Tensor)"
+    "layer_norm_backward(Tensor grad, Tensor x, int[] shape, Tensor mean, Tensor rstd,"
+    " Tensor weight, Tensor bias, Tensor? other) -> (Tensor, Tensor, Tensor)"
 )
 
 
-def _backward_add(
+def _layer_norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     shape: list[int],
@@ -308,24 +324,26 @@ def _backward_add(
     rstd: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
-    other: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient of the norm's input with `other` added to it, and those of weight and bias."""
+    other: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """The gradient of the norm's input, with `other` added to it, and those of weight and bias."""
     given = (grad, x, shape, mean, rstd, weight, bias)
-    whole = x.is_cuda and _aligned(grad, x, weight, other)
-    made, *rest = aten.native_layer_norm_backward.default(*given, [not whole, True, True])
-    if not whole:
-        return (aten.add.Tensor(made, other), *rest)
+    plus = grad if other is None else other
+    ours = x.is_cuda and _aligned(grad, x, weight, plus)
+    made, *rest = aten.native_layer_norm_backward.default(*given, [not ours, True, True])
+    if not ours:
+        return (made if other is None else aten.add.Tensor(made, other), *rest)
     out = torch.empty_like(x)
-    addresses = [t.data_ptr() for t in (grad, x, mean, rstd, weight, other, out)]
-    kernel = _kernel("backward_and_sum", x.dtype, shape[0], x.device)
-    kernel(mean.numel(), [*addresses, shape[0]])
+    addresses = [t.data_ptr() for t in (grad, x, mean, rstd, weight, plus, out)]
+    kernel = _kernel("rows_backward", x.dtype, shape[0], other is not None, x.device)
+    num_rows = mean.numel()
+    kernel(-(-num_rows // _ROWS), [*addresses, num_rows, shape[0]])
     return (out, *rest)
 
 
-_library.impl("layer_norm_backward_add", _backward_add, "CompositeExplicitAutograd")
+_library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "rekindle::layer_norm_backward_add",
+    "rekindle::layer_norm_backward",
     lambda _grad, x, _shape, _mean, _rstd, weight, bias, _other: (
         torch.empty_like(x),
         torch.empty_like(weight),
@@ -334,38 +352,40 @@ torch.library.register_fake(
     lib=_library,
 )
 
-layer_norm_backward_add = torch.ops.rekindle.layer_norm_backward_add.default
+layer_norm_backward = torch.ops.rekindle.layer_norm_backward.default
 
 
-def join_backward(
+def norm_backward(
     surgery: Surgery, nodes: Iterable[fx.Node], results: Container[fx.Node]
 ) -> set[fx.Node]:
-    """The layer norms of a recorded backward whose gradient is added to another, and not read
-    elsewhere. Gives the nodes that are gone."""
+    """The layer norms of a recorded backward; where the gradient of the input is added to another
+    and not read elsewhere, with that sum. Gives the nodes that are gone."""
     gone: set[fx.Node] = set()
     place = {node: k for k, node in enumerate(surgery.graph.nodes)}
     written = {w.meta["storage"] for node in place for w in node.meta.get("writes", ())}
     for node in nodes:
         if node.target is not aten.native_layer_norm_backward.default:
             continue
+        *given, mask = node.args
+        grad, x, shape, mean, _, weight, bias = given
+        if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
+            continue
+        if list(mask) != [True] * 3 or mean.meta["val"].dtype != torch.float32:
+            continue
+        if not _fits(surgery, shape, *(n.meta["val"] for n in (x, grad, weight, bias))):
+            continue
+        node.target, node.args = layer_norm_backward, (*given, None)
         found = _sum_behind(node, results)
         if found is None:
             continue
         made, total, other = found
-        grad, x, shape, mean, rstd, weight, bias, mask = node.args
-        if not all(isinstance(n, fx.Node) for n in (weight, bias)) or list(mask) != [True] * 3:
-            continue
-        values = [n.meta["val"] for n in (x, grad, other, weight, bias, total)]
-        # `other` is read where the gradient is made, not where it was added.
-        if place[other] > place[node] or other.meta.get("storage") in written:
-            continue
-        if mean.meta["val"].dtype != torch.float32 or not _fits(surgery, shape, *values):
-            continue
-        node.target = layer_norm_backward_add
-        node.args = (grad, x, shape, mean, rstd, weight, bias, other)
-        total.target, total.args = operator.getitem, (node, 0)
-        surgery.graph.erase_node(made)
-        gone.add(made)
+        # The other is read where the gradient is made, not where it was added.
+        there = place[other] < place[node] and other.meta.get("storage") not in written
+        if there and surgery.fits(x.meta["val"], other.meta["val"], total.meta["val"]):
+            node.args = (*given, other)
+            total.target, total.args = operator.getitem, (node, 0)
+            surgery.graph.erase_node(made)
+            gone.add(made)
     return gone
 
 
@@ -377,10 +397,10 @@ def _sum_behind(
     if len(made) != 1 or made[0] in results or len(made[0].users) != 1:
         return None
     [total] = made[0].users
-    if not _is_sum(total):
-        return None
     others = [n for n in total.args if n is not made[0]]
-    return (made[0], total, others[0]) if len(others) == 1 else None
+    if not _is_sum(total) or len(others) != 1 or not isinstance(others[0], fx.Node):
+        return None
+    return made[0], total, others[0]
 
 
 # --- whether they are torch's -------------------------------------------------------------------
@@ -388,7 +408,8 @@ def _sum_behind(
 
 @functools.cache
 def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
-    """Whether both kernels can be compiled and run, and give torch's bits."""
+    """Whether the kernels can be compiled and run, and give torch's bits: those with a sum, the
+    others being the same without it."""
     with torch.random.fork_rng([device]):
         torch.manual_seed(0)
         x, y, grad, other = torch.randn(4, 160, length, device=device).mul_(3).to(dtype)
@@ -399,7 +420,7 @@ def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
     gradients = aten.native_layer_norm_backward.default(*given, [True, True, True])
     try:
         ours = sum_and_norm(x, y, weight, bias, 1e-5)
-        back = layer_norm_backward_add(*given, other)
+        back = layer_norm_backward(*given, other)
     except RuntimeError:  # no compiler
         return False
     expected = (total, *theirs, aten.add.Tensor(gradients[0], other), *gradients[1:])
