@@ -7,15 +7,17 @@
     python benchmarks/gpu/compare.py --device cpu --small --results /tmp/try   # try the script
 
 One process per model (`--isolate`: per case). A case is stored as results/MODEL.METHOD.json and is
-stale when its inputs (script, models, torch, device) have changed. Activation peak is
-max_memory_allocated above what was allocated before the step, with gradients None. Time is the
-median of CUDA events between steps that follow each other; Rekindle's cases time eager once more,
-in the same minute, and are compared with that. Methods: eager; own (the model's own block switch);
-blocks (torch.utils.checkpoint around each block); sac (selective: matmuls and attention saved);
-inductor@B (torch.compile at activation_memory_budget B); rekindle@B with B a fraction of eager's
-activation peak, or rekindle@own / rekindle@blocks for the activation peak of that method; graph@B
-the same with cuda_graph=True, whose peak is the memory reserved for the recorded step and what a
-replay adds to it. With `--jobs N`, N models are at work at once, each on its own share of the
+stale when what it depends on has changed: script, models, torch, device, for Rekindle's its code.
+Activation peak is max_memory_allocated above what was allocated before the step, with gradients
+None. Time is the median of CUDA events between steps that follow each other; Rekindle's cases time
+eager once more, in the same minute, and are compared with that.
+
+Methods: eager; own (the model's own block switch); blocks (torch.utils.checkpoint around each
+block); sac (selective: matmuls and attention saved); inductor@B (torch.compile at
+activation_memory_budget B); rekindle@B with B a fraction of eager's activation peak, or
+rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same with
+cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay adds to
+it. With `--jobs N`, N models are at work at once, each on its own share of the
 cores; what is measured on the device, profiling included, is measured while nobody else uses it.
 """
 
@@ -294,16 +296,27 @@ def run_case(
     return result
 
 
-def fingerprint(args: argparse.Namespace) -> str:
-    parts = [torch.__version__, args.device, str(args.small)]
-    if args.device.startswith("cuda"):
+@functools.cache
+def fingerprint(device: str, small: bool, ours: bool) -> str:
+    """Of all that a result depends on; of Rekindle's own code where it is `ours`."""
+    parts = [torch.__version__, device, str(small)]
+    if device.startswith("cuda"):
         parts.append(torch.cuda.get_device_name())
-    parts += [(HERE / f).read_text() for f in ("models.py", "compare.py")]
+    files = [HERE / "models.py", HERE / "compare.py"]
+    if ours:
+        root = HERE.parent.parent
+        files += sorted((root / "src").rglob("*.py"))
+        files += sorted(f for f in (root / "cpp").iterdir() if f.suffix in (".cpp", ".h"))
+    parts += [file.read_text() for file in files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def stamp_of(method: str, args: argparse.Namespace) -> str:
+    ours = method.startswith(("rekindle@", "graph@"))
+    return fingerprint(args.device, args.small, ours)
+
+
 def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
-    stamp = fingerprint(args)
     profiled: dict[str, float] = {}
     for method in methods:
         path = args.results / f"{name}.{method}.json"
@@ -312,7 +325,8 @@ def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
             for p in ("eager", "own", "blocks")
             if (f := args.results / f"{name}.{p}.json").exists()
         } | {"profiled": profiled}
-        record: dict[str, Any] = {"model": name, "method": method, "stamp": stamp}
+        record: dict[str, Any] = {"model": name, "method": method}
+        record["stamp"] = stamp_of(method, args)
         try:
             record |= run_case(name, method, args, known)
         except NotApplicable as reason:
@@ -342,11 +356,11 @@ def line(record: dict[str, Any]) -> str:
     return text
 
 
-def stale(path: Path, stamp: str, redo_errors: bool) -> bool:
+def stale(path: Path, stamp: str) -> bool:
     if not path.exists():
         return True
     record = json.loads(path.read_text())
-    return record.get("stamp") != stamp or (redo_errors and "error" in record)
+    return record.get("stamp") != stamp or "error" in record
 
 
 def main() -> None:
@@ -375,7 +389,6 @@ def main() -> None:
         for name in models:
             run_model(name, methods, args)
         return
-    stamp = fingerprint(args)
     head = [
         sys.executable, __file__, "--here", "--device", args.device,
         "--repeats", str(args.repeats), "--plan-limit", str(args.plan_limit),
@@ -383,7 +396,7 @@ def main() -> None:
     ]  # fmt: skip
     groups = []
     for name in models:
-        todo = [m for m in methods if stale(args.results / f"{name}.{m}.json", stamp, True)]
+        todo = [m for m in methods if stale(args.results / f"{name}.{m}.json", stamp_of(m, args))]
         groups += [(name, [m]) for m in todo] if args.isolate else [(name, todo)] if todo else []
     run_all([[*head, "--models", n, "--methods", ",".join(g)] for n, g in groups], args.jobs)
 
