@@ -7,9 +7,9 @@ input is written and read again by the sum with the gradient that passed the blo
 pair is one kernel.
 
 The bits are torch's. The sums of a row are made in the order of torch's kernels, step for step: a
-thread's share of a row one after the other, then across the lanes of a warp by halves, then across
-the warps. Whether they are is tried on each device, dtype and length of a row, before a kernel is
-used. Gradients of weight and bias are torch's own.
+thread's share one after the other, then across the lanes of a warp by halves, then across the
+warps; and so are those of a column. Whether they are is tried on each device, for each dtype and
+length of a row, before a kernel is used.
 """
 
 import functools
@@ -183,15 +183,70 @@ extern "C" __global__ void rows_backward(
 """
 
 
+# torch gives 32 columns to a block, and 8 rows in turn to each of its 32 rows of threads.
+_COLUMNS = """
+extern "C" __global__ void __launch_bounds__(256, 2) columns_backward(
+    const T* __restrict__ grad, const T* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ rstd, T* by_weight, T* by_bias, long long num_rows) {
+  __shared__ float shared[2][32][9];
+  const int at = threadIdx.x % 8, part = threadIdx.x / 8;
+  const long long column = blockIdx.x * 8LL + at;
+  float product = 0.f, sum = 0.f;
+  long long row = 8 * part;
+  for (; row + 256 + 8 <= num_rows; row += 512) {  // many reads at once
+    T g[16], h[16];
+    float middle[16], scale[16];
+    #pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      const long long r = row + k % 8 + k / 8 * 256;
+      g[k] = grad[r * LENGTH + column];
+      h[k] = x[r * LENGTH + column];
+      middle[k] = mean[r];
+      scale[k] = rstd[r];
+    }
+    #pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      product += WIDE(g[k]) * (WIDE(h[k]) - middle[k]) * scale[k];
+      sum += WIDE(g[k]);
+    }
+  }
+  for (; row < num_rows; row += 256) {
+    const long long end = row + 8 < num_rows ? row + 8 : num_rows;
+    for (long long r = row; r < end; ++r) {
+      const float g = WIDE(grad[r * LENGTH + column]);
+      product += g * (WIDE(x[r * LENGTH + column]) - mean[r]) * rstd[r];
+      sum += g;
+    }
+  }
+  shared[0][part][at] = product;
+  shared[1][part][at] = sum;
+  __syncthreads();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  product = shared[0][lane][warp];
+  sum = shared[1][lane][warp];
+  #pragma unroll
+  for (int off = 16; off > 0; off >>= 1) {
+    product += __shfl_xor_sync(ALL, product, off);
+    sum += __shfl_xor_sync(ALL, sum, off);
+  }
+  if (lane == 0) {
+    by_weight[blockIdx.x * 8LL + warp] = NARROW(product);
+    by_bias[blockIdx.x * 8LL + warp] = NARROW(sum);
+  }
+}
+"""
+_FEWEST_ROWS, _MOST_ROWS = 256, 64 * 1024  # of fewer or more, torch makes these sums otherwise
+
+_SOURCES = {"rows_normed": _NORM, "rows_backward": _BACKWARD, "columns_backward": _COLUMNS}
+
+
 @functools.cache
 def _kernel(
     name: str, dtype: torch.dtype, length: int, with_other: bool, device: torch.device
 ) -> CudaKernel:
-    source = (
-        _prelude(dtype, length, with_other)
-        + {"rows_normed": _NORM, "rows_backward": _BACKWARD}[name]
-    )
-    return CudaKernel(source, name, device, _THREADS)
+    source = _prelude(dtype, length, with_other) + _SOURCES[name]
+    num_threads = CudaKernel.num_threads if name == "columns_backward" else _THREADS
+    return CudaKernel(source, name, device, num_threads)
 
 
 def _bits(x: float) -> int:
@@ -329,16 +384,22 @@ def _layer_norm_backward(
     """The gradient of the norm's input, with `other` added to it, and those of weight and bias."""
     given = (grad, x, shape, mean, rstd, weight, bias)
     plus = grad if other is None else other
-    ours = x.is_cuda and _aligned(grad, x, weight, plus)
-    made, *rest = aten.native_layer_norm_backward.default(*given, [not ours, True, True])
-    if not ours:
+    if not x.is_cuda or not _aligned(grad, x, weight, plus):
+        made, *rest = aten.native_layer_norm_backward.default(*given, [True, True, True])
         return (made if other is None else aten.add.Tensor(made, other), *rest)
+    num_rows, length = mean.numel(), shape[0]
     out = torch.empty_like(x)
+    kernel = _kernel("rows_backward", x.dtype, length, other is not None, x.device)
     addresses = [t.data_ptr() for t in (grad, x, mean, rstd, weight, plus, out)]
-    kernel = _kernel("rows_backward", x.dtype, shape[0], other is not None, x.device)
-    num_rows = mean.numel()
-    kernel(-(-num_rows // _ROWS), [*addresses, num_rows, shape[0]])
-    return (out, *rest)
+    kernel(-(-num_rows // _ROWS), [*addresses, num_rows, length])
+    if not _FEWEST_ROWS <= num_rows <= _MOST_ROWS or length % 8:
+        rest = aten.native_layer_norm_backward.default(*given, [False, True, True])[1:]
+        return (out, *rest)
+    by_weight, by_bias = torch.empty_like(weight), torch.empty_like(bias)
+    kernel = _kernel("columns_backward", x.dtype, length, False, x.device)
+    addresses = [t.data_ptr() for t in (grad, x, mean, rstd, by_weight, by_bias)]
+    kernel(length // 8, [*addresses, num_rows])
+    return out, by_weight, by_bias
 
 
 _library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
@@ -412,7 +473,7 @@ def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
     others being the same without it."""
     with torch.random.fork_rng([device]):
         torch.manual_seed(0)
-        x, y, grad, other = torch.randn(4, 160, length, device=device).mul_(3).to(dtype)
+        x, y, grad, other = torch.randn(4, 1000, length, device=device).mul_(3).to(dtype)
         weight, bias = torch.randn(2, length, device=device).to(dtype)
     total = aten.add.Tensor(x, y)
     theirs = aten.native_layer_norm.default(total, [length], weight, bias, 1e-5)
