@@ -211,9 +211,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) columns_backward(
     }
   }
   for (; row < num_rows; row += 256) {
-    const long long end = row + 8 < num_rows ? row + 8 : num_rows;
-    for (long long r = row; r < end; ++r) {
-      const float g = WIDE(grad[r * LENGTH + column]);
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const long long r = row + k < num_rows ? row + k : row;
+      const float g = row + k < num_rows ? WIDE(grad[r * LENGTH + column]) : 0.f;
       product += g * (WIDE(x[r * LENGTH + column]) - mean[r]) * rstd[r];
       sum += g;
     }
