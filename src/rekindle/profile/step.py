@@ -65,6 +65,8 @@ def measure_step(
         _backward(output, loss)
 
     with _no_trace(model, args, kwargs, device) as clear:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # blocks left by others are handed out larger than asked
         for _ in range(max(1, num_warmup)):
             step()
             clear()
