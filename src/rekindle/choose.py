@@ -69,17 +69,20 @@ def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:
 
 def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple[Solution, bool]:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
-    larger than their requests, the excess is taken off the solver's budget. Each further try has
-    half the time of the one before: all of them together take less than twice the limit."""
+    larger than their requests, the excess is taken off the solver's budget. Each further try begins
+    with the schedule of the one before and has half its time: all of them together take less than
+    twice the limit."""
     problem = predictor.problem
     whole, simulated = predictor.keep_all_bytes, simulate(problem, keep_all(problem))
     if whole <= budget or not simulated.peak:
         target = budget
     else:
         target = budget * simulated.peak // whole
+    found: Schedule | None = None
     for num_before in range(4):
         limit_s = how.time_limit_s / 2**num_before
-        solution, kept = _solve(dataclasses.replace(how, time_limit_s=limit_s), problem, target)
+        once = dataclasses.replace(how, time_limit_s=limit_s)
+        solution, kept = _solve(once, problem, target, found)
         if solution.schedule is None:
             return solution, kept
         excess = predictor.peak_bytes(solution.schedule) - budget
@@ -88,20 +91,24 @@ def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple
         if solution.stopped_by == "interrupt":  # the user waits no longer
             break
         target -= excess + budget // 500
+        found = solution.schedule
     return dataclasses.replace(
         solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
     ), False
 
 
-def _solve(how: Choice, problem: Problem, budget: int) -> tuple[Solution, bool]:
+def _solve(
+    how: Choice, problem: Problem, budget: int, warm_start: Schedule | None
+) -> tuple[Solution, bool]:
     solver = find_solver(how.solver)
     wishes = (how.wishes.save, how.wishes.recompute)
     question = Question(problem, budget, solver, how.seed, wishes)
     if how.cache and (known := recall(question, how.time_limit_s)) is not None:
         return known, True
     solution = run_with_wishes(
-        solver, problem, budget, how.wishes, time_limit_s=how.time_limit_s, seed=how.seed
-    )
+        solver, problem, budget, how.wishes, time_limit_s=how.time_limit_s, seed=how.seed,
+        warm_start=warm_start,
+    )  # fmt: skip
     if how.cache:
         keep(question, solution, how.time_limit_s)
     return solution, False

@@ -199,3 +199,19 @@ def test_warm_start_is_not_made_worse(name):
     )
     if solution.schedule is not None:
         assert simulate(known.problem, solution.schedule).peak <= budget
+
+
+@every_solver
+def test_a_warm_start_above_the_budget(name):
+    """What was made for more memory is no answer, and no reason to fail."""
+    solver, known = find_solver(name), case("random 5")
+    if refused(solver, known.problem):
+        return
+    budget = known.smallest_peak
+    plain = keep_all(known.problem)
+    assert simulate(known.problem, plain).peak > budget
+    solution = run_solver(
+        solver, known.problem, budget, time_limit_s=TIME_LIMIT_S, warm_start=plain
+    )
+    if solution.schedule is not None:
+        assert simulate(known.problem, solution.schedule).peak <= budget

@@ -29,7 +29,7 @@ polishes.
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rekindle import _native
@@ -138,6 +138,7 @@ class _Search:
         self.offer(keep_all(problem).ops, "keep-all")
         if warm_start is not None:
             self.offer(warm_start.ops, "warm start")
+        before = self.best
         if self.done:
             self.stopped_by = "proof"
             return
@@ -149,10 +150,14 @@ class _Search:
         if self._exactly(QUICK_STATES):
             return
         self._bound()
+        if warm_start is not None and before is None:
+            self._mend(warm_start)
         self._policies()
         self._saves()
         if not self.done and self._exactly(MOST_STATES):
             return
+        if self.best is None and not self.infeasible and problem.loss_op is not None:
+            self._descend()
         self._improve()
         if self.best is None:
             self._shrink()
@@ -186,6 +191,15 @@ class _Search:
         self.infeasible = infeasible
         self.bound = self.base_cost + extra
 
+    def _mend(self, schedule: Schedule) -> None:
+        """A schedule above the budget, as it was for a larger one: annealing brings it below, which
+        costs little where little is missing, and takes less time than to begin again."""
+        starts = [list(schedule.ops)] * self.threads
+        moves = max(1000, int(self.options.effort * 2000 * len(self.problem.ops)))
+        self._anneal_from(
+            starts, _MENDED, _MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s
+        )
+
     def _policies(self) -> None:
         """A first schedule by the greedy walk, then a short climb over its policies."""
         problem = self.problem
@@ -206,6 +220,8 @@ class _Search:
         if self.done:
             return
         moment, share = problem.loss_op, 0.25
+        if self.best is None:  # where the greedy walk finds nothing, neither does this, mostly
+            share = 0.05
         if moment is None:  # no moment splits the problem as the loss does: a short look
             share = 0.02 if self._for_annealing else 0.05
             memory = simulate(problem, keep_all(problem)).memory
@@ -219,6 +235,37 @@ class _Search:
             self.offer(ops, "save sets")
         if ended == "interrupt":
             raise KeyboardInterrupt
+
+    def _descend(self) -> None:
+        """The budget is so small that the searches above find nothing: from a larger one, for which
+        they do, down in steps. A schedule for a little more memory is mended at little cost."""
+        for times in LARGER:
+            budget = int(times * self.budget)
+            larger = _Search(
+                self.problem, budget, time.monotonic() + 0.5 * self.left_s, self.seed, self.options
+            )
+            larger.bound = larger.base_cost
+            larger._policies()
+            if larger.best is not None:
+                break
+        else:
+            return
+        larger._saves()
+        schedule = larger.best[2]
+        most = max(1000, int(self.options.effort * 300 * len(self.problem.ops)))
+        rate = 2e5  # moves of a thread in a second; measured as we go
+        for step in range(1, STEPS_DOWN + 1):
+            limit = budget * (self.budget / budget) ** (step / STEPS_DOWN)
+            kind = replace(_MENDED, limit=limit / self.budget)
+            share = 0.8 * self.left_s / (STEPS_DOWN + 1 - step)
+            begun = time.monotonic()
+            found = self._anneal_from(
+                [list(schedule.ops)] * self.threads, kind, kind.hot,
+                self.seed * 10_000 + 20 * step, min(most, max(1000, int(rate * share))), share,
+            )  # fmt: skip
+            rate = found[0].moves / max(1e-3, time.monotonic() - begun)
+            best = min(found, key=lambda r: r.best_cost if r.within else r.smallest_peak << 64)
+            schedule = Schedule(tuple(best.best or best.smallest))
 
     def _improve(self) -> None:
         """Rounds of improvement, longer and longer, until the bound is met, a full turn of them
@@ -363,6 +410,7 @@ class _Round:
 
 
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
+LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and in how many steps
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to the budget:
 NEARER = 0.05  # by this share of what is missing
@@ -370,6 +418,7 @@ LONGER = 8  # two walks that meet only at their ends seldom end in the same bad 
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
 _COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
 _SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
+_MENDED = _Round(1.0)
 _TIGHTER = _Round(50.0, afresh=True, limit=0.98)
 _AGAIN = _Round(50.0, again=True)
 _WINDOWS, _MANY_WINDOWS = _Round(30.0, windows=True), _Round(30.0, windows=True, long=True)

@@ -340,10 +340,14 @@ def run_with_wishes(
     *,
     time_limit_s: float = 60.0,
     seed: int = 0,
+    warm_start: Schedule | None = None,
 ) -> Solution:
-    """`run_solver` on the problem as the user wants it; the answer is one of the given problem."""
+    """`run_solver` on the problem as the user wants it; the answer is one of the given problem.
+    `warm_start` is one of that too, and serves where there are no wishes."""
     if not wishes:
-        return run_solver(solver, problem, budget, time_limit_s=time_limit_s, seed=seed)
+        return run_solver(
+            solver, problem, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
+        )
     wanted = meant(problem, wishes)
     made = constrain(problem, wanted)
     solution = run_solver(solver, made.problem, budget, time_limit_s=time_limit_s, seed=seed)

@@ -1,6 +1,7 @@
 """`auto` and its parts: the exact search, the bound, the policies, the curve."""
 
 import itertools
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rekindle.core.generate import chain, random_problem, transformer
 from rekindle.core.solution import Status
 from rekindle.errors import SolverRefused
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.auto import alike_values
+from rekindle.solve.auto import Auto, _Search, alike_values
 from rekindle.solve.base import trivial_floor, without_dead_ops
 from rekindle.solve.bound import best_bound
 from rekindle.solve.pareto import Point, envelope, pareto
@@ -214,3 +215,35 @@ def test_sizes_whose_sums_would_not_be_exact_are_refused() -> None:
     large = replace(problem, values=values)
     with pytest.raises(SolverRefused, match="larger size unit"):
         run_solver(AUTO, large, 2**58)
+
+
+def test_a_schedule_for_more_memory_is_mended() -> None:
+    """In a tenth of the time, at hardly any cost."""
+    problem = transformer(24)
+    budget = int(0.3 * simulate(problem, keep_all(problem)).peak)
+    more = run_solver(AUTO, problem, budget, time_limit_s=4.0)
+    assert more.schedule is not None
+    less = int(0.97 * budget)
+    assert simulate(problem, more.schedule).peak > less
+    mended = run_solver(AUTO, problem, less, time_limit_s=0.4, warm_start=more.schedule)
+    assert mended.schedule is not None
+    trace = simulate(problem, mended.schedule)
+    assert trace.peak <= less
+    assert trace.cost <= 1.03 * simulate(problem, more.schedule).cost
+
+
+@pytest.mark.parametrize("share", [0.5, 0.35, 0.25])
+def test_down_from_a_larger_budget(share: float) -> None:
+    """Alone it comes near to what all of them find together."""
+    problem = transformer(24)
+    base = simulate(problem, keep_all(problem))
+    budget = int(share * base.peak)
+    search = _Search(problem, budget, time.monotonic() + 20.0, 0, Auto(threads=2))
+    search._descend()
+    assert search.best is not None
+    cost, peak, schedule = search.best
+    assert (cost, peak) == cost_of(problem, list(schedule.ops))
+    assert peak <= budget
+    best = run_solver(AUTO, problem, budget, time_limit_s=4.0)
+    assert best.schedule is not None
+    assert cost - base.cost <= 1.15 * (simulate(problem, best.schedule).cost - base.cost)
