@@ -14,6 +14,7 @@ In this order, each step only where the one before left something to gain:
 5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
    what is kept across the loss, and that into a schedule; where the loss leaves little room, places
    to begin again from. In a training step most of what there is to decide is decided there.
+   Where neither finds a schedule: both for a larger budget, and from there down in steps.
 6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
    turn of them brings nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence,
    order and recomputations together, from the incumbent when cold, from the plain order when hot
