@@ -89,6 +89,7 @@ class _Search:
     smallest: tuple[int, int, Schedule] | None = None  # peak, cost
     credits: dict[str, tuple[int, int]] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
+    quiet: bool = False  # what it finds is for another, and no progress
 
     @property
     def left_s(self) -> float:
@@ -121,8 +122,9 @@ class _Search:
         self.best = (trace.cost, trace.peak, schedule)
         if better:
             self.credits[method] = (trace.cost, trace.peak)
-            elapsed = time.monotonic() - self.start
-            report(Progress("auto", elapsed, cost=trace.cost, bound=self.bound, text=method))
+            if not self.quiet:
+                elapsed = time.monotonic() - self.start
+                report(Progress("auto", elapsed, cost=trace.cost, bound=self.bound, text=method))
         return better
 
     @property
@@ -242,9 +244,8 @@ class _Search:
         they do, down in steps. A schedule for a little more memory is mended at little cost."""
         for times in LARGER:
             budget = int(times * self.budget)
-            larger = _Search(
-                self.problem, budget, time.monotonic() + 0.5 * self.left_s, self.seed, self.options
-            )
+            deadline = time.monotonic() + 0.5 * self.left_s
+            larger = _Search(self.problem, budget, deadline, self.seed, self.options, quiet=True)
             larger.bound = larger.base_cost
             larger._policies()
             if larger.best is not None:
