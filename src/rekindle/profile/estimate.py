@@ -29,6 +29,7 @@ _SAME_FLOPS = {
         "_scaled_dot_product_flash_attention_backward"
     ),
     "aten._scaled_dot_product_fused_attention_overrideable": "_scaled_dot_product_flash_attention",
+    "rekindle.packed_attention_backward": "_scaled_dot_product_efficient_attention_backward",
 }
 # Passes over the data beyond reading inputs and writing outputs once.
 _EXTRA_PASSES = {
@@ -38,6 +39,7 @@ _EXTRA_PASSES = {
     "aten.native_batch_norm_backward": 1.0,
     "aten.native_group_norm_backward": 1.0,
     "aten.native_layer_norm_backward": 0.5,
+    "rekindle.layer_norm_backward": 0.5,
 }
 _NO_DEVICE_WORK = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided"}
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from profile_graphs import model_graphs, trace
 
+from rekindle.capture.packed import packed_attention_backward
 from rekindle.errors import DeviceProfileError
 from rekindle.profile import Source, device_names, estimate_nodes, load_device, signature
 from rekindle.profile.blocks import CudaBlocks, expandable_segments
@@ -67,6 +68,20 @@ def test_attention_and_convolution_have_formulas(backward):
     x, w = torch.zeros(2, 3, 8, 8, requires_grad=True), torch.zeros(5, 3, 3, 3, requires_grad=True)
     convolution = only_call(convolve, x, w, name=f"aten.convolution{suffix}")
     assert flops(convolution) == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3) * (2 if backward else 1)
+
+
+def test_attention_that_writes_into_one_tensor_costs_what_it_does():
+    q = torch.empty(2, 4, 32, 16, device="meta")
+    rest = [torch.empty(n, device="meta") for n in ((2, 4, 32), (), ())]
+    call = only_call(
+        lambda q, *rest: packed_attention_backward(
+            q, q, q, q, q, *rest, 0.0, False, None, [2, 32, 3, 64], False
+        ),
+        q,
+        *rest,
+        name="rekindle.packed_attention_backward",
+    )
+    assert flops(call) == 5 * 2 * 2 * 4 * 32 * 32 * 16
 
 
 @pytest.mark.parametrize("name", device_names())
