@@ -128,3 +128,36 @@ def test_no_join_passes_the_peak(budget: float, device: torch.device) -> None:
     assert measured.peak_bytes <= managed.plan.predict().peak_bytes * 1.0025
     again = train(make(True, torch.float32, device, 200)) if device.type == "cuda" else None
     assert_same(train(make(True, torch.float32, device, 200)), train(mine, managed), again)
+
+
+class Hooked(nn.Module):
+    """A hook computes something between the gradient of the norm and the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        past = y.detach()
+        if y.requires_grad:
+            y.register_hook(lambda grad: past.abs().mean() * (grad + past))
+        return self.last(self.norm(y)).square().mean()
+
+
+@pytest.mark.usefixtures("fuse_anywhere")
+@pytest.mark.parametrize("schedule", ["keep-all", "sqrt", "thrice"])
+def test_a_sum_that_does_not_follow_at_once(schedule: str, device: torch.device) -> None:
+    def anew() -> Example:
+        torch.manual_seed(0)
+        rows = 4096 if device.type == "cuda" else 16
+
+        def inputs(step: int) -> torch.Tensor:
+            return torch.randn(rows, 32, generator=torch.Generator().manual_seed(step)).to(device)
+
+        return example_of(Hooked().to(device), inputs, lambda out: out)
+
+    mine = anew()
+    managed = manage(mine, schedule)
+    again = train(anew()) if device.type == "cuda" else None
+    assert_same(train(anew()), train(mine, managed), again)

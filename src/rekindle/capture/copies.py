@@ -143,9 +143,12 @@ class _Copies:
         self.graph = graph
         self.made: dict[int, fx.Node] = {}  # storage -> the op of the backward that makes it
         self.readers: dict[int, set[fx.Node]] = {}  # of a storage, views looked through
-        self.fixed = {node.meta["storage"] for node in results}  # must stay, or change
+        # Must stay, or change, or are the caller's, which may lie elsewhere at the next call.
+        self.fixed = {node.meta["storage"] for node in results}
         for node in nodes:
             storage = node.meta.get("storage")
+            if node.op == "placeholder":
+                self.fixed.add(storage)
             self.fixed |= {w.meta["storage"] for w in node.meta.get("writes", ())}
             for argument in node.all_input_nodes:
                 below = argument.meta.get("storage")

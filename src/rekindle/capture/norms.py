@@ -445,6 +445,7 @@ def norm_backward(
         there = place[other] < place[node] and other.meta.get("storage") not in written
         if there and surgery.fits(x.meta["val"], other.meta["val"], total.meta["val"]):
             node.args = (*given, other)
+            made.append(total)  # outputs stand right behind their op
             total.target, total.args = operator.getitem, (node, 0)
             surgery.graph.erase_node(made)
             gone.add(made)
@@ -472,10 +473,11 @@ def _sum_behind(
 def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
     """Whether the kernels can be compiled and run, and give torch's bits: those with a sum, the
     others being the same without it."""
-    with torch.random.fork_rng([device]):
-        torch.manual_seed(0)
-        x, y, grad, other = torch.randn(4, 1000, length, device=device).mul_(3).to(dtype)
-        weight, bias = torch.randn(2, length, device=device).to(dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    x, y, grad, other, scales = torch.randn(
+        5, 1000, length, generator=generator, device=device
+    ).mul_(3).to(dtype)  # fmt: skip
+    weight, bias = scales[0].clone(), scales[1].clone()
     total = aten.add.Tensor(x, y)
     theirs = aten.native_layer_norm.default(total, [length], weight, bias, 1e-5)
     given = (grad, total, [length], *theirs[1:], weight, bias)

@@ -117,13 +117,15 @@ def read_in_place(graph: fx.Graph) -> None:
     """In a recorded forward: what is copied for attention alone is read where it is. The copy is
     left to be dropped."""
     copies = {n.meta["storage"]: n for n in graph.nodes if is_copy(n)}
-    written = {w.meta["storage"] for n in graph.nodes for w in n.meta.get("writes", ())}
+    # Not what changes, and not the caller's, which may lie elsewhere at the next call.
+    kept = {w.meta["storage"] for n in graph.nodes for w in n.meta.get("writes", ())}
+    kept |= {n.meta["storage"] for n in graph.nodes if n.op == "placeholder"}
     for storage, readers in _reads(graph.nodes, copies).items():
         source = copies[storage].args[0]
         assert isinstance(source, fx.Node)
         if any(p not in _READS.get(n.target, ()) for n, p in readers):
             continue
-        if not source.meta["val"].is_cuda or written & {storage, source.meta["storage"]}:
+        if not source.meta["val"].is_cuda or kept & {storage, source.meta["storage"]}:
             continue
         if all(_layout(n, p, source) is not None for n, p in readers):
             copies[storage].meta["read_in_place"] = True
@@ -283,16 +285,17 @@ def _fits(backward: fx.Node, node: fx.Node, written: set[int]) -> bool:
 @functools.cache
 def _works(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether torch offers it as it is asked for here, with the bits of the separate op."""
-    with torch.random.fork_rng([device]):
-        torch.manual_seed(0)
-        qkv = torch.randn(2, 40, 3, 2, 32, device=device, dtype=dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    numbers = torch.randn(2, 40, 4, 2, 32, generator=generator, device=device).to(dtype)
+    qkv, upstream = numbers[:, :, :3].contiguous(), numbers[:, :, 3].transpose(1, 2).contiguous()
+    with torch.random.fork_rng([device]):  # dropout draws
         query, key, value = (t.transpose(1, 2) for t in qkv.unbind(2))
         for p, causal in ((0.0, False), (0.0, True), (0.25, False)):
             try:
                 out, *rest = aten._scaled_dot_product_efficient_attention.default(
                     query, key, value, None, True, p, causal
                 )
-                given = (torch.randn_like(out), query, key, value)
+                given = (upstream, query, key, value)
                 separate = _BACKWARD(*given, None, out, *rest, p, [True, True, True, False], causal)
                 shape = (2, 40, 3, 64)
                 ours = packed_attention_backward(*given, out, *rest, p, causal, None, shape, False)

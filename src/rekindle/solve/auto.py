@@ -153,7 +153,7 @@ class _Search:
         if self._exactly(QUICK_STATES):
             return
         self._bound()
-        if warm_start is not None and before is None:
+        if warm_start is not None and before is None and not self.infeasible:
             self._mend(warm_start)
         self._policies()
         self._saves()
@@ -243,6 +243,8 @@ class _Search:
         """The budget is so small that the searches above find nothing: from a larger one, for which
         they do, down in steps. A schedule for a little more memory is mended at little cost."""
         for times in LARGER:
+            if self.left_s <= 0.05:
+                return
             budget = int(times * self.budget)
             deadline = time.monotonic() + 0.5 * self.left_s
             larger = _Search(self.problem, budget, deadline, self.seed, self.options, quiet=True)
@@ -257,6 +259,8 @@ class _Search:
         most = max(1000, int(self.options.effort * 300 * len(self.problem.ops)))
         rate = 2e5  # moves of a thread in a second; measured as we go
         for step in range(1, STEPS_DOWN + 1):
+            if self.left_s <= 0.05:
+                return
             limit = budget * (self.budget / budget) ** (step / STEPS_DOWN)
             kind = replace(_MENDED, limit=limit / self.budget)
             share = 0.8 * self.left_s / (STEPS_DOWN + 1 - step)

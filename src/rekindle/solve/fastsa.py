@@ -105,7 +105,8 @@ class FastSA:
             if self.grouping and not search.done:
                 self._run_groups(search, group_ops(problem), num_moves * 10 // 11)
                 num_moves //= 11
-            for stage in self._stages(warm_start is not None or self.grouping, large):
+            warm = self.grouping or (warm_start is not None and search.best is not None)
+            for stage in self._stages(warm, large):
                 if not search.done and (not stage.ratchet or search.best is None):
                     self._run(search, stage, num_moves)
         except KeyboardInterrupt:

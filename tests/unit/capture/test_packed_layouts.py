@@ -144,7 +144,7 @@ def test_a_view_that_repeats_is_not():
     assert without_copy(source.contiguous()[1:3], source) is None
 
 
-def with_copy(*, length=SIZE, other_reader=False):
+def with_copy(*, length=SIZE, other_reader=False, given=False):
     """Attention of a projection that is copied first, as in nn.MultiheadAttention, and back."""
     graph = fx.Graph()
     storages = itertools.count()
@@ -156,7 +156,12 @@ def with_copy(*, length=SIZE, other_reader=False):
 
     with torch._subclasses.FakeTensorMode():
         made = torch.empty(LENGTH, BATCH, 3, HEADS * length, device="cuda")
-        projection = described(graph.placeholder("projection"), made.permute(2, 0, 1, 3))
+        node = graph.placeholder("projection")
+        if not given:
+            node = graph.call_function(aten.alias.default, (node,))
+        projection = described(node, made.permute(2, 0, 1, 3))
+        for placeholder in graph.nodes:
+            placeholder.meta.setdefault("storage", next(storages))
         copy = graph.call_function(
             aten.clone.default, (projection,), {"memory_format": torch.contiguous_format}
         )
@@ -190,8 +195,8 @@ def test_attention_reads_the_projection():
             assert view.meta["storage"] == copy.args[0].meta["storage"]
 
 
-@pytest.mark.parametrize("options", [{"length": 3}, {"other_reader": True}])
-def test_what_is_not_aligned_or_read_elsewhere_is_copied(options):
+@pytest.mark.parametrize("options", [{"length": 3}, {"other_reader": True}, {"given": True}])
+def test_what_is_not_aligned_read_elsewhere_or_the_caller_s_is_copied(options):
     out, back, copy = with_copy(**options)
     for view in (*out.args[:3], *back.args[1:4]):
         assert view.args[0] is copy
