@@ -39,6 +39,16 @@ from rekindle.solve.base import answer, too_large, trivial_floor
 from rekindle.solve.bound import best_bound
 from rekindle.solve.fastsa import LARGE
 from rekindle.solve.progress import Progress, report
+from rekindle.solve.rounds import (
+    AFRESH,
+    AFTER_SAVES,
+    COLD,
+    FROM_NOTHING,
+    MANY_WINDOWS,
+    MENDED,
+    SQUEEZE,
+    Round,
+)
 from rekindle.solve.smallest import small_peaks
 
 
@@ -199,9 +209,7 @@ class _Search:
         costs little where little is missing, and takes less time than to begin again."""
         starts = [list(schedule.ops)] * self.threads
         moves = max(1000, int(self.options.effort * 2000 * len(self.problem.ops)))
-        self._anneal_from(
-            starts, _MENDED, _MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s
-        )
+        self._anneal_from(starts, MENDED, MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s)
 
     def _policies(self) -> None:
         """A first schedule by the greedy walk, then a short climb over its policies."""
@@ -262,7 +270,7 @@ class _Search:
             if self.left_s <= 0.05:
                 return
             limit = budget * (self.budget / budget) ** (step / STEPS_DOWN)
-            kind = replace(_MENDED, limit=limit / self.budget)
+            kind = replace(MENDED, limit=limit / self.budget)
             share = 0.8 * self.left_s / (STEPS_DOWN + 1 - step)
             begun = time.monotonic()
             found = self._anneal_from(
@@ -283,7 +291,7 @@ class _Search:
         rate = 2e5 * self.threads  # moves a second; measured as we go
         stalled = 0
         # Without a loss op nothing before this was made for the problem: annealing begins afresh.
-        rounds = _AFTER_SAVES if self.problem.loss_op is not None else _FROM_NOTHING
+        rounds = AFTER_SAVES if self.problem.loss_op is not None else FROM_NOTHING
         turn = 0  # of the rounds
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05:
@@ -292,11 +300,11 @@ class _Search:
                 return
             kind = rounds[turn % len(rounds)]
             if self.best is None:
-                kind = _SQUEEZE if round_ % 2 else _AFRESH
+                kind = SQUEEZE if round_ % 2 else AFRESH
             if rate * self.left_s < 1.1 * moves * num_seeds:  # the last takes all that is left
                 moves = max(1000, int(0.95 * rate * self.left_s / num_seeds))
                 if self.best is not None:
-                    kind = _COLD if self.problem.loss_op is not None else _MANY_WINDOWS
+                    kind = COLD if self.problem.loss_op is not None else MANY_WINDOWS
             before = self.best[0] if self.best is not None else None
             peak_before = self.smallest[0] if self.smallest is not None else 0
             if kind.rebuild:
@@ -318,13 +326,13 @@ class _Search:
                     stalled = -1
             stalled = 0 if gain > 0.1 * self.options.gap else stalled + 1
             # From nothing any annealing gains; the stretches that follow gain more.
-            if gain > WORTH_REPEATING and not (kind.afresh and rounds is _FROM_NOTHING):
+            if gain > WORTH_REPEATING and not (kind.afresh and rounds is FROM_NOTHING):
                 continue
             turn += 1
             if self.best is None or turn % len(rounds) == 0:
                 moves *= 2
 
-    def _anneal(self, kind: "_Round", round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
+    def _anneal(self, kind: Round, round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
         """One round of annealing; the seconds it took and the moves it made."""
         plain = list(keep_all(self.problem).ops)
         incumbent = list(self.best[2].ops) if self.best is not None else plain
@@ -353,7 +361,7 @@ class _Search:
     def _anneal_from(
         self,
         starts: list[list[int]],
-        kind: "_Round",
+        kind: Round,
         hot: float,
         first_seed: int,
         moves: int,
@@ -403,18 +411,6 @@ class _Search:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    hot: float = 0.0  # temperature of annealing, in mean op costs
-    afresh: bool = False  # half of the seeds start from the plain order, not from the incumbent
-    limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule
-    ratchet: bool = False  # the limit is lowered to the budget step by step
-    windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
-    long: bool = False  # one run on each core, LONGER where another round has several
-    again: bool = False  # several from the plain order, then on from the best of them
-    rebuild: bool = False
-
-
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and in how many steps
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
@@ -422,22 +418,6 @@ MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to
 NEARER = 0.05  # by this share of what is missing
 LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
-_COLD, _AFRESH = _Round(0.05), _Round(50.0, afresh=True)
-_SQUEEZE = _Round(50.0, afresh=True, ratchet=True)
-_MENDED = _Round(1.0)
-_TIGHTER = _Round(50.0, afresh=True, limit=0.98)
-_AGAIN = _Round(50.0, again=True)
-_WINDOWS, _MANY_WINDOWS = _Round(30.0, windows=True), _Round(30.0, windows=True, long=True)
-_AFTER_SAVES = (
-    _COLD, _Round(rebuild=True), _AGAIN, _WINDOWS, _AGAIN, _Round(rebuild=True), _TIGHTER, _AGAIN,
-    _Round(3.0),
-)  # fmt: skip
-# One annealing from the plain order may end far above another: several, rather than longer ones.
-# Then stretch by stretch.
-_FROM_NOTHING = (
-    _AFRESH, _MANY_WINDOWS, _Round(10.0, afresh=True), _MANY_WINDOWS, _TIGHTER, _MANY_WINDOWS,
-    _Round(3.0), _Round(rebuild=True),
-)  # fmt: skip
 
 
 def alike_values(problem: Problem) -> list[int]:
