@@ -21,6 +21,7 @@ ROUND = 512
 SMALL = 1 * MIB  # requests up to here come from the small pool
 LARGE = 10 * MIB  # requests from here on get a segment of their own
 SEGMENT = 2 * MIB  # whose size is a multiple of this
+LARGE_SEGMENT = 20 * MIB  # what requests between the two share
 
 
 @dataclass(frozen=True, slots=True)

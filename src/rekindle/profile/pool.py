@@ -12,10 +12,9 @@ import bisect
 from collections.abc import Iterator, Sequence
 
 from rekindle.core import Problem, Schedule
-from rekindle.profile.blocks import LARGE, MIB, ROUND, SEGMENT, SMALL
+from rekindle.profile.blocks import LARGE, LARGE_SEGMENT, MIB, ROUND, SEGMENT, SMALL
 
 _SMALL_SEGMENT = 2 * MIB
-_LARGE_SEGMENT = 20 * MIB
 
 
 class Block:
@@ -68,7 +67,7 @@ class CachingPool:
         if is_small:
             total = _SMALL_SEGMENT
         elif size < LARGE:
-            total = _LARGE_SEGMENT
+            total = LARGE_SEGMENT
         else:
             total = -(-size // SEGMENT) * SEGMENT
         self.reserved_bytes += total

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rekindle.profile.allocator import allocator_deltas, peak_of
+from rekindle.profile.blocks import LARGE_SEGMENT, SMALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,34 @@ def measure_step(
         _backward(output, loss)
 
     with _no_trace(model, args, kwargs, device) as clear:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # blocks left by others are handed out larger than asked
+        gaps = _fill_gaps(device)
         for _ in range(max(1, num_warmup)):
             step()
             clear()
         resident, peak, reserved = _peak(step, clear, device)
         samples = _times(step, clear, device, max(1, num_steps))
+        del gaps
     median = round(statistics.median(samples))
     return StepMeasurement(peak, median, resident, reserved, len(samples), str(device))
+
+
+def _fill_gaps(device: torch.device) -> list[torch.Tensor]:
+    """Takes what others left free of the segments that they share: blocks from there are handed out
+    larger than asked, so that a small model's peak would follow what ran before it."""
+    if device.type != "cuda":
+        return []
+    torch.cuda.empty_cache()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream = torch.cuda.current_stream(device).cuda_stream
+    sizes = [
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if (segment["device"], segment["stream"]) == (index, stream)
+        and segment["segment_type"] == "large"
+        for block in segment["blocks"]
+        if block["state"] == "inactive" and SMALL < block["size"] <= LARGE_SEGMENT
+    ]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
 
 
 def _peak(
