@@ -34,7 +34,7 @@ import cases
 import torch
 
 from rekindle import BudgetInfeasible, measure
-from rekindle.api import Options, Plan, make_plan, manage_plan, plan_joint
+from rekindle.planning import Options, Plan, make_plan, manage_plan, plan_joint
 from rekindle.profile import StepMeasurement
 from rekindle.profile.blocks import expandable_segments
 

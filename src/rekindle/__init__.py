@@ -15,9 +15,10 @@ from rekindle.errors import (
 )
 
 if TYPE_CHECKING:
-    from rekindle.api import Plan, plan, rematerialize
+    from rekindle.api import plan, rematerialize
     from rekindle.equality import Verdict, verify
     from rekindle.lower.sequential import sequential
+    from rekindle.planning import Plan
     from rekindle.profile import measure_step as measure
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Plan": ("rekindle.api", "Plan"),
+    "Plan": ("rekindle.planning", "Plan"),
     "Verdict": ("rekindle.equality", "Verdict"),
     "measure": ("rekindle.profile", "measure_step"),
     "plan": ("rekindle.api", "plan"),

@@ -14,8 +14,8 @@ from rekindle.solve.bound import cost_bound
 from rekindle.solve.pareto import Point, envelope, pareto, point_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an account needs none
-    from rekindle.api import Plan
     from rekindle.equality import Verdict
+    from rekindle.planning import Plan
     from rekindle.profile import StepMeasurement
     from rekindle.stored import StoredPlan
 
@@ -26,7 +26,7 @@ SEGMENTS_LIMIT_S = 2.0
 
 def account_of(plan: "Plan | StoredPlan", *, commands: Sequence[str] = ()) -> Account:
     """What a plan does and is known by."""
-    from rekindle.api import Plan
+    from rekindle.planning import Plan
 
     bound: int | None = getattr(plan, "bound", None)
     facts = Facts(

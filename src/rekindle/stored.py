@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rekindle.api import Options, Plan, make_plan, manage_plan
 from rekindle.capture import Program
 from rekindle.core import Problem, Schedule, Status, keep_all, simulate
 from rekindle.core.files import (
@@ -32,6 +31,7 @@ from rekindle.core.files import (
 from rekindle.describe import CURVE_LIMIT_S, explain_plan, report_plan
 from rekindle.errors import FileError, PlanMismatch, brief
 from rekindle.lower.module import OnMiss
+from rekindle.planning import Options, Plan, make_plan, manage_plan
 from rekindle.profile import Source, StepMeasurement, device_name
 
 FORMAT = "rekindle.plan"

@@ -1,4 +1,4 @@
-"""The rules about who may import what, for the rooms that stand and those to come.
+"""The rules about who may import what.
 
 The layers are checked by import-linter (`make check`); here stands what it cannot say.
 """

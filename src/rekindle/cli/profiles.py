@@ -10,7 +10,7 @@ from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
 
 if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
-    from rekindle.api import Plan
+    from rekindle.planning import Plan
     from rekindle.profile import ProfileListener, ProfileProgress
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rekindle.api import Plan, rematerialize
+from rekindle.api import rematerialize
 from rekindle.cli import show
 from rekindle.cli.exits import ExitCode
 from rekindle.describe import account_of
 from rekindle.errors import BudgetInfeasible
+from rekindle.planning import Plan
 from rekindle.profile import StepMeasurement, measure_step
 from rekindle.report import verdict
 

@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rekindle.api import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
 from rekindle.core import is_fraction, parse_budget
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
 from rekindle.lower.module import OnMiss
+from rekindle.planning import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
 from rekindle.stored import plan_record, stored_plan
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from rekindle.api import MAX_PLANS, Options, manage_plan
 from rekindle.errors import RekindleError
 from rekindle.integrate.distributed import FirstTogether
 from rekindle.lower.module import OnMiss, is_managed, plan_of
+from rekindle.planning import MAX_PLANS, Options, manage_plan
 
 log = logging.getLogger("rekindle")
 
