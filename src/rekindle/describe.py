@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.core import Problem, Schedule, Status, keep_all
-from rekindle.report import Account, CurvePoint, Facts, Step, account
+from rekindle.core import Problem, Schedule, Status, keep_all, simulate
+from rekindle.report import Account, CurvePoint, Facts, Step, account, numbers
 from rekindle.solve.baselines import segmentations
 from rekindle.solve.bound import cost_bound
 from rekindle.solve.pareto import Point, envelope, pareto, point_of
@@ -137,9 +137,33 @@ def report_plan(
 
 
 HOST_IS_SLOW = 1.1  # times the device's time
+LOSS_MAKES = 2  # times the outputs, beside their gradients: cross-entropy, of what is common
 
 
 def _advice(plan: "Plan") -> str:
+    return "\n".join(filter(None, (_slow_host(plan), _loss_outside(plan))))
+
+
+def _loss_outside(plan: "Plan") -> str:
+    """That the caller's loss, which no plan counts, may need more than there is."""
+    problem, loss = plan.problem, plan.problem.loss_op
+    outputs = [plan.joint.outputs[t.output].meta["val"] for t in plan.joint.tangents]
+    makes = LOSS_MAKES * sum(o.numel() * o.element_size() for o in outputs if o.dim())
+    if loss is None or not makes:
+        return ""
+    memory = simulate(problem, plan.schedule).memory[plan.schedule.ops.index(loss)]
+    limit = plan.peak_bytes if plan.budget_bytes is None else plan.budget_bytes
+    if memory + makes <= limit:
+        return ""
+    return (
+        f"The loss is outside the plan. One such as cross-entropy makes "
+        f"{numbers.size(problem, makes)} for itself, which comes to "
+        f"{numbers.size(problem, memory + makes)} then, with {numbers.size(problem, limit)} to "
+        f"stay within: loss_fn= takes the loss into the plan."
+    )
+
+
+def _slow_host(plan: "Plan") -> str:
     """That a GPU waits for the host, where it does."""
     from rekindle.profile.predict import Predictor
 

@@ -50,11 +50,24 @@ def run(capsys, *arguments):
     return int(code), out, err
 
 
+def test_a_plan_tells_of_a_loss_outside_that_may_not_fit():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4096))
+    x = torch.randn(16, 8)
+    said = {"profile": "estimate", "time_limit_s": 1.0}
+    outside = rekindle.plan(model, (x,), budget=1.0, **said).explain()
+    assert "The loss is outside the plan." in outside
+    assert "loss_fn=" in outside
+    roomy = rekindle.plan(model, (x,), budget="1GiB", **said).explain()
+    inside = rekindle.plan(model, (x,), budget=1.0, loss_fn=lambda y: y.square().mean(), **said)
+    assert "outside the plan" not in roomy + inside.explain()
+
+
 def test_a_plan_explains_itself(plan, folder):
     text = plan.explain()
     assert text.startswith("Fits ")
     assert "blocks" in text
     assert "mlp" in text
+    assert "outside the plan" not in text  # the loss is the model's own
     sentence = plan.explain("blocks.2.mlp")
     assert sentence.startswith("blocks.2.mlp: ")
     stored = rekindle.Plan.load("plan.json")

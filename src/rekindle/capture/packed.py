@@ -60,7 +60,7 @@ def _packed(
         grad_out, query, key, value, None, out, None, None, 0, 0, logsumexp, dropout_p,
         seed, offset, mask, False, scale=scale, shared_storage_dqdkdv=True,
     )[0]  # fmt: skip
-    stride = torch.empty(shape, device="meta").stride()
+    stride = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     packed = first.as_strided(shape, stride, first.storage_offset())
     return packed.add_(0.0) if plus_zero else packed
 

@@ -68,7 +68,7 @@ class Facts:
     verified: str = ""  # what comparing with the original model said
     equal: bool | None = None
     commands: tuple[str, ...] = ()  # how to come by the same again
-    advice: str = ""  # what would make the step faster, in a sentence
+    advice: str = ""  # what would help further, a sentence a line
 
 
 @dataclass(frozen=True, slots=True)
