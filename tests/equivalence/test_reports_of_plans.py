@@ -52,7 +52,7 @@ def run(capsys, *arguments):
 
 def test_a_plan_tells_of_a_loss_outside_that_may_not_fit():
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4096))
-    x = torch.randn(16, 8)
+    x = torch.randn(512, 8)
     said = {"profile": "estimate", "time_limit_s": 1.0}
     outside = rekindle.plan(model, (x,), budget=1.0, **said).explain()
     assert "The loss is outside the plan." in outside
