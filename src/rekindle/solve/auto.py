@@ -14,7 +14,9 @@ In this order, each step only where the one before left something to gain:
 5. A climb over save sets (`cpp/saves.cpp`): prices of memory, decoded by the same minimum cut into
    what is kept across the loss, and that into a schedule; where the loss leaves little room, places
    to begin again from. In a training step most of what there is to decide is decided there.
-   Where neither finds a schedule: both for a larger budget, and from there down in steps.
+   Where neither finds a schedule: both for a larger budget, and from there down in steps. Where
+   gradients alone do not fit, both begin from an order that needs less for them (`order`), and the
+   save sets are sought where gradients leave the least room.
 6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
    turn of them brings nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence,
    order and recomputations together, from the incumbent when cold, from the plain order when hot
@@ -27,18 +29,15 @@ many moments, the gap it leaves is not all real. Beyond some ten thousand ops th
 polishes.
 """
 
-import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.base import answer, too_large, trivial_floor
 from rekindle.solve.bound import best_bound
-from rekindle.solve.fastsa import LARGE
-from rekindle.solve.progress import Progress, report
+from rekindle.solve.incumbent import Incumbent
 from rekindle.solve.rounds import (
     AFRESH,
     AFTER_SAVES,
@@ -47,6 +46,7 @@ from rekindle.solve.rounds import (
     MANY_WINDOWS,
     MENDED,
     SQUEEZE,
+    TIGHT,
     Round,
 )
 from rekindle.solve.smallest import small_peaks
@@ -84,66 +84,10 @@ class Auto:
 
 
 @dataclass
-class _Search:
-    """One run: the incumbent that all methods share, and what is known about the optimum."""
+class _Search(Incumbent):
+    """One run: what is done, in which order and for how long."""
 
-    problem: Problem
-    budget: int
-    deadline: float
-    seed: int
     options: Auto
-    stopped_by: str = ""
-    bound: int = 0
-    infeasible: bool = False
-    best: tuple[int, int, Schedule] | None = None  # cost, peak
-    smallest: tuple[int, int, Schedule] | None = None  # peak, cost
-    credits: dict[str, tuple[int, int]] = field(default_factory=dict)
-    start: float = field(default_factory=time.monotonic)
-    quiet: bool = False  # what it finds is for another, and no progress
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
-
-    @property
-    def threads(self) -> int:
-        return self.options.threads or len(os.sched_getaffinity(0))
-
-    @property
-    def base_cost(self) -> int:
-        return sum(op.cost for op in self.problem.ops)
-
-    @property
-    def _for_annealing(self) -> bool:
-        """No loss splits it in two, and annealing gets far: little else is worth much time."""
-        return self.problem.loss_op is None and len(self.problem.ops) <= LARGE
-
-    def offer(self, ops: Sequence[int], method: str) -> bool:
-        """Believes a schedule after simulating it; True if it is the new best."""
-        schedule = Schedule(tuple(ops))
-        trace = simulate(self.problem, schedule)
-        if self.smallest is None or (trace.peak, trace.cost) < self.smallest[:2]:
-            self.smallest = (trace.peak, trace.cost, schedule)
-        if trace.peak > self.budget:
-            return False
-        if self.best is not None and (trace.cost, trace.peak) >= self.best[:2]:
-            return False
-        better = self.best is None or trace.cost < self.best[0]
-        self.best = (trace.cost, trace.peak, schedule)
-        if better:
-            self.credits[method] = (trace.cost, trace.peak)
-            if not self.quiet:
-                elapsed = time.monotonic() - self.start
-                report(Progress("auto", elapsed, cost=trace.cost, bound=self.bound, text=method))
-        return better
-
-    @property
-    def done(self) -> bool:
-        if self.infeasible:
-            return True
-        if self.best is None:
-            return False
-        return self.best[0] - self.bound <= self.options.gap * self.base_cost
 
     def run(self, warm_start: Schedule | None) -> None:
         problem = self.problem
@@ -165,7 +109,7 @@ class _Search:
         self._bound()
         if warm_start is not None and before is None and not self.infeasible:
             self._mend(warm_start)
-        self._policies()
+        self.policies()
         self._saves()
         if not self.done and self._exactly(MOST_STATES):
             return
@@ -209,22 +153,7 @@ class _Search:
         costs little where little is missing, and takes less time than to begin again."""
         starts = [list(schedule.ops)] * self.threads
         moves = max(1000, int(self.options.effort * 2000 * len(self.problem.ops)))
-        self._anneal_from(starts, MENDED, MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s)
-
-    def _policies(self) -> None:
-        """A first schedule by the greedy walk, then a short climb over its policies."""
-        problem = self.problem
-        order = list(range(len(problem.ops)))
-        seeds = [self.seed * 1000 + k for k in range(self.threads)]
-        max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(order) + 1))))
-        ops, _, ended = _native.search_policy(
-            problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            (0.03 if self._for_annealing else 0.05) * self.left_s, self.threads,
-        )  # fmt: skip
-        if ops:
-            self.offer(ops, "eviction policies")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        self.anneal(starts, MENDED, MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s)
 
     def _saves(self) -> None:
         problem = self.problem
@@ -234,18 +163,27 @@ class _Search:
         if self.best is None:  # where the greedy walk finds nothing, neither does this, mostly
             share = 0.05
         if moment is None:  # no moment splits the problem as the loss does: a short look
-            share = 0.02 if self._for_annealing else 0.05
+            share = 0.02 if self.for_annealing else 0.05
             memory = simulate(problem, keep_all(problem)).memory
             moment = max(range(len(memory)), key=memory.__getitem__)
-        found, _, ended = _native.search_saves(
-            problem.native, list(range(len(problem.ops))), moment, alike_values(problem),
-            self.budget, [self.seed * 1000 + 500 + k for k in range(self.threads)],
-            max(20, int(3000 * self.options.effort)), share * self.left_s, self.threads,
-        )  # fmt: skip
-        for ops in found:
-            self.offer(ops, "save sets")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        if self.order.tightest is not None:
+            self._saves_of_gradients(self.order.tightest)
+            share = 0.1
+        self.save_sets(moment, self.threads, 3000, share * self.left_s)
+
+    def _saves_of_gradients(self, moment: int) -> None:
+        """Gradients have to be made again as well: which ones, and from what, is decided where they
+        leave the least room. Many short searches, and rebuilding on from the better half of what
+        they lead to: one alone ends far above another."""
+        starts = self.save_sets(moment, MANY_STARTS, 100, 0.2 * self.left_s)
+        round_ = 0
+        while starts and self.left_s > 0.05:
+            starts = self.rebuild(starts, 90 + round_, 100, self.left_s / 4)
+            if len(starts) == 1:
+                return
+            starts.sort(key=lambda ops: simulate(self.problem, Schedule(tuple(ops))).cost)
+            starts = starts[: len(starts) // 2]
+            round_ += 1
 
     def _descend(self) -> None:
         """The budget is so small that the searches above find nothing: from a larger one, for which
@@ -257,7 +195,7 @@ class _Search:
             deadline = time.monotonic() + 0.5 * self.left_s
             larger = _Search(self.problem, budget, deadline, self.seed, self.options, quiet=True)
             larger.bound = larger.base_cost
-            larger._policies()
+            larger.policies()
             if larger.best is not None:
                 break
         else:
@@ -273,7 +211,7 @@ class _Search:
             kind = replace(MENDED, limit=limit / self.budget)
             share = 0.8 * self.left_s / (STEPS_DOWN + 1 - step)
             begun = time.monotonic()
-            found = self._anneal_from(
+            found = self.anneal(
                 [list(schedule.ops)] * self.threads, kind, kind.hot,
                 self.seed * 10_000 + 20 * step, min(most, max(1000, int(rate * share))), share,
             )  # fmt: skip
@@ -292,6 +230,8 @@ class _Search:
         stalled = 0
         # Without a loss op nothing before this was made for the problem: annealing begins afresh.
         rounds = AFTER_SAVES if self.problem.loss_op is not None else FROM_NOTHING
+        if self.order.tightest is not None:
+            rounds = TIGHT
         turn = 0  # of the rounds
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05:
@@ -303,19 +243,21 @@ class _Search:
                 kind = SQUEEZE if round_ % 2 else AFRESH
             if rate * self.left_s < 1.1 * moves * num_seeds:  # the last takes all that is left
                 moves = max(1000, int(0.95 * rate * self.left_s / num_seeds))
-                if self.best is not None:
+                if self.best is not None and not kind.rebuild:
                     kind = COLD if self.problem.loss_op is not None else MANY_WINDOWS
             before = self.best[0] if self.best is not None else None
             peak_before = self.smallest[0] if self.smallest is not None else 0
             if kind.rebuild:
-                self._rebuild(round_, moves // MOVES_OF_A_TRY)
+                assert self.best is not None
+                starts = [list(self.best[2].ops)]
+                self.rebuild(starts, round_, moves // MOVES_OF_A_TRY, 0.5 * self.left_s)
             else:
                 seeds, length = num_seeds, moves
                 if kind.long:
                     fits = int(0.95 * rate * self.left_s / self.threads)
                     seeds = self.threads
                     length = max(1000, min(fits, moves if num_seeds == seeds else LONGER * moves))
-                spent, made = self._anneal(kind, round_, seeds, length)
+                spent, made = self._anneal_round(kind, round_, seeds, length)
                 rate = max(1e4, made / max(1e-3, spent))
             gain = 0.0  # of the keep-all cost
             if self.best is not None:
@@ -332,7 +274,9 @@ class _Search:
             if self.best is None or turn % len(rounds) == 0:
                 moves *= 2
 
-    def _anneal(self, kind: Round, round_: int, num_seeds: int, moves: int) -> tuple[float, int]:
+    def _anneal_round(
+        self, kind: Round, round_: int, num_seeds: int, moves: int
+    ) -> tuple[float, int]:
         """One round of annealing; the seconds it took and the moves it made."""
         plain = list(keep_all(self.problem).ops)
         incumbent = list(self.best[2].ops) if self.best is not None else plain
@@ -340,55 +284,21 @@ class _Search:
         first_seed = self.seed * 10_000 + 100 * (round_ + 1)
         if not kind.again:
             starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
-            found = self._anneal_from(starts, kind, kind.hot, first_seed, moves, self.left_s)
+            found = self.anneal(starts, kind, kind.hot, first_seed, moves, self.left_s)
             return time.monotonic() - begun, sum(r.moves for r in found)
         # Several short ones from nothing, then on from the best of these, incumbent or not.
         starts = [plain] * 2 * num_seeds
         share = 0.5 * self.left_s
-        found = self._anneal_from(starts, kind, kind.hot, first_seed, moves // 4, share)
+        found = self.anneal(starts, kind, kind.hot, first_seed, moves // 4, share)
         found.sort(key=lambda r: (not r.within, r.best_cost if r.within else r.smallest_peak))
         starts = [list(r.best or r.smallest) for r in found[:num_seeds]]
         made = sum(r.moves for r in found)
         for k, hot in enumerate((2.0, 0.3)):
             share = self.left_s / (2 - k)
-            found = self._anneal_from(
-                starts, kind, hot, first_seed + 40 + 20 * k, moves // 2, share
-            )
+            found = self.anneal(starts, kind, hot, first_seed + 40 + 20 * k, moves // 2, share)
             starts = [list(r.best or r.smallest) for r in found]
             made += sum(r.moves for r in found)
         return time.monotonic() - begun, made
-
-    def _anneal_from(
-        self,
-        starts: list[list[int]],
-        kind: Round,
-        hot: float,
-        first_seed: int,
-        moves: int,
-        time_limit_s: float,
-    ) -> list[_native.AnnealResult]:
-        results, ended = _native.anneal(
-            self.problem.native, starts, int(kind.limit * self.budget), _native.Objective.area,
-            [first_seed + k for k in range(len(starts))],
-            moves, time_limit_s, self.threads, hot=hot, ratchet=kind.ratchet, windows=kind.windows,
-        )  # fmt: skip
-        for result in results:
-            self.offer(result.best or result.smallest, "annealing")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
-        return list(results)
-
-    def _rebuild(self, round_: int, tries: int) -> None:
-        assert self.best is not None
-        found, _, ended = _native.rebuild(
-            self.problem.native, [list(self.best[2].ops)], self.budget,
-            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(self.threads)],
-            tries, 0.5 * self.left_s, self.threads,
-        )  # fmt: skip
-        for ops in found:
-            self.offer(ops, "rebuilding")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
 
     def _shrink(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
@@ -416,19 +326,6 @@ LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and 
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to the budget:
 NEARER = 0.05  # by this share of what is missing
+MANY_STARTS = 8  # of which the better half goes on, again and again
 LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
-
-
-def alike_values(problem: Problem) -> list[int]:
-    """A class for each value: what has the same size, producer and number of readers is alike."""
-    classes: dict[tuple[object, ...], int] = {}
-    result = []
-    for v, value in enumerate(problem.values):
-        by = problem.producer[v]
-        key: tuple[object, ...] = (value.size, len(problem.readers[v]))
-        if by >= 0:
-            op = problem.ops[by]
-            key += (op.name.partition("#")[0], op.cost, op.outputs.index(v))
-        result.append(classes.setdefault(key, len(classes)))
-    return result

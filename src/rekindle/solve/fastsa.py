@@ -38,6 +38,7 @@ from rekindle.solve.progress import Progress, report
 
 Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float], float]
 
+MAX_WIDTH = 4096  # sets of ops that go on side by side in the search for an order
 LARGE = 3000  # ops; beyond, there are too few moves per op to get far from keep-all
 ORDER_SETS = 15_000_000  # op sets looked at by `reorder`, times ops: some tenths of a second
 
@@ -282,7 +283,7 @@ class _Search:
             self.problem.native,
             self.smallest[2],
             budget=self.budget,
-            max_width=4096,
+            max_width=MAX_WIDTH,
             max_sets=max_sets,
             time_limit_s=left_s / 3,
         )

@@ -20,14 +20,16 @@ SQUEEZE = Round(50.0, afresh=True, ratchet=True)
 MENDED = Round(1.0)
 TIGHTER = Round(50.0, afresh=True, limit=0.98)
 AGAIN = Round(50.0, again=True)
+REBUILD = Round(rebuild=True)
 WINDOWS, MANY_WINDOWS = Round(30.0, windows=True), Round(30.0, windows=True, long=True)
-AFTER_SAVES = (
-    COLD, Round(rebuild=True), AGAIN, WINDOWS, AGAIN, Round(rebuild=True), TIGHTER, AGAIN,
-    Round(3.0),
+AFTER_SAVES: tuple[Round, ...] = (
+    COLD, REBUILD, AGAIN, WINDOWS, AGAIN, REBUILD, TIGHTER, AGAIN, Round(3.0),
 )  # fmt: skip
 # One annealing from the plain order may end far above another: several, rather than longer ones.
 # Then stretch by stretch.
-FROM_NOTHING = (
+FROM_NOTHING: tuple[Round, ...] = (
     AFRESH, MANY_WINDOWS, Round(10.0, afresh=True), MANY_WINDOWS, TIGHTER, MANY_WINDOWS,
-    Round(3.0), Round(rebuild=True),
+    Round(3.0), REBUILD,
 )  # fmt: skip
+# Where gradients alone do not fit, annealing from the plain order ends far above the budget.
+TIGHT: tuple[Round, ...] = (REBUILD, REBUILD, COLD, REBUILD, WINDOWS)

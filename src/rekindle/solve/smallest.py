@@ -7,6 +7,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, simulate
 from rekindle.solve.base import trivial_floor, without_dead_ops
 from rekindle.solve.baselines import Sqrt
+from rekindle.solve.order import order_for
 
 
 def min_budget(problem: Problem, time_limit_s: float = 5.0, seed: int = 0) -> Schedule:
@@ -23,33 +24,49 @@ def min_budget(problem: Problem, time_limit_s: float = 5.0, seed: int = 0) -> Sc
 
 
 def small_peaks(problem: Problem, seed: int, time_limit_s: float) -> list[Sequence[int]]:
-    """Schedules with small peaks: segments, the greedy walk under ever lower limits, annealing."""
+    """Schedules with small peaks: segments; the greedy walk under ever lower limits, along the
+    listed order and along the one that needs least for gradients; annealing."""
     deadline = time.monotonic() + time_limit_s
-    order = list(range(len(problem.ops)))
-    found: list[Sequence[int]] = [order]
+    floor = trivial_floor(problem)
+    listed = list(range(len(problem.ops)))
+    found: list[Sequence[int]] = [listed]
     segments = Sqrt().solve(problem, 0, time_limit_s=time_limit_s / 4, seed=seed).smallest
     if segments is not None:
         found.append(segments.ops)
-    low = trivial_floor(problem)
-    high = min(simulate(problem, Schedule(tuple(ops))).peak for ops in found)
+
+    def peak(ops: Sequence[int]) -> int:
+        return simulate(problem, Schedule(tuple(ops))).peak
+
+    until = deadline - 0.4 * time_limit_s
+    found += _walks(problem, listed, floor, min(peak(ops) for ops in found), until)
+    order = order_for(problem, floor, time_limit_s / 10).ops
+    if order != listed:
+        found += _walks(problem, order, floor, peak(order), until)
+    smallest = min(found, key=lambda ops: peak(ops))
+    left = deadline - time.monotonic()
+    if left > 0.02:
+        results, ended = _native.anneal(
+            problem.native, [list(smallest), listed], floor,
+            _native.Objective.peak, [seed, seed + 1], max(50_000, 2000 * len(listed)), left, 2,
+        )  # fmt: skip
+        found += [r.best or r.smallest for r in results]
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+    return found
+
+
+def _walks(
+    problem: Problem, order: Sequence[int], low: int, high: int, deadline: float
+) -> list[Sequence[int]]:
+    """Bisects the limit that the greedy walk along the order meets."""
+    found: list[Sequence[int]] = []
     max_steps = 40 * len(order) + 1000
-    while high - low > high >> 10 and time.monotonic() < deadline - 0.4 * time_limit_s:
+    while high - low > high >> 10 and (left := deadline - time.monotonic()) > 0:
         middle = (low + high) // 2
-        left = deadline - time.monotonic()
         fits, ops = _native.evict(problem.native, order, middle, max_steps, left)
         if fits:
             found.append(ops)
             high = min(middle, simulate(problem, Schedule(tuple(ops))).peak)
         else:
             low = middle + 1
-    smallest = min(found, key=lambda ops: simulate(problem, Schedule(tuple(ops))).peak)
-    left = deadline - time.monotonic()
-    if left > 0.02:
-        results, ended = _native.anneal(
-            problem.native, [list(smallest), order], trivial_floor(problem),
-            _native.Objective.peak, [seed, seed + 1], max(50_000, 2000 * len(order)), left, 2,
-        )  # fmt: skip
-        found += [r.best or r.smallest for r in results]
-        if ended == "interrupt":
-            raise KeyboardInterrupt
     return found
