@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import hashlib
 import json
 import os
 import subprocess
@@ -39,9 +38,10 @@ from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from compare import beside_others, wrap_blocks  # noqa: E402
 from largest import Found, largest, predicted  # noqa: E402
+from methods import beside_others, wrap_blocks  # noqa: E402
 from models import MODELS, Workload  # noqa: E402
+from stamps import is_stale, stamp  # noqa: E402
 
 GIB = 2**30
 METHODS = ("rekindle", "own", "eager")  # what takes longest goes first
@@ -360,26 +360,16 @@ class Room:
 
 
 def stamp_of(args: argparse.Namespace) -> str:
-    parts = [torch.__version__, args.device, str(args.small)]
-    if args.device.startswith("cuda"):
-        parts.append(torch.cuda.get_device_name())
-    parts += [(HERE / f).read_text() for f in ("models.py", "largest.py", "bigger.py")]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def is_missing(path: Path, stamp: str) -> bool:
-    if not path.exists():
-        return True
-    record = json.loads(path.read_text())
-    return record["stamp"] != stamp or "error" in record
+    files = ("models.py", "largest.py", "bigger.py")
+    return stamp(files, args.device, args.small, ours=False)
 
 
 def run_worker(case: str, method: str, args: argparse.Namespace, room: Room) -> None:
-    stamp = stamp_of(args)
+    stamped = stamp_of(args)
     name, _, own_cards = case.partition(":")
     cards = [float(c) for c in (own_cards or args.cards).replace("+", ",").split(",")]
     paths = {c: args.results / f"{name}.{method}.{c:g}.json" for c in sorted(cards)}
-    todo = [c for c, path in paths.items() if c <= args.memory and is_missing(path, stamp)]
+    todo = [c for c, path in paths.items() if c <= args.memory and is_stale(path, stamped)]
     held = room.change(0.0, todo[0]) if todo else 0.0
     if not held:
         return
@@ -401,7 +391,7 @@ def run_worker(case: str, method: str, args: argparse.Namespace, room: Room) -> 
                 print(f"{name} {method} {card:g}: no time left", flush=True)
                 break
             more = {"case": name, "title": CASES[name].title, "method": method, "card": card}
-            more |= {"stamp": stamp, "alone": args.jobs == 1, "headroom": args.headroom}
+            more |= {"stamp": stamped, "alone": args.jobs == 1, "headroom": args.headroom}
             paths[card].write_text(json.dumps(more | said, indent=1) + "\n")
             print(f"{name} {method} {card:g}: {brief(said)}", flush=True)
             if "error" in said or not said["final"]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import beside_others, distance, gradients, step
+from methods import beside_others, distance, gradients, step
 from models import MODELS
 
 HERE = Path(__file__).resolve().parent
