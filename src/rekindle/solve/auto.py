@@ -173,17 +173,13 @@ class _Search(Incumbent):
 
     def _saves_of_gradients(self, moment: int) -> None:
         """Gradients have to be made again as well: which ones, and from what, is decided where they
-        leave the least room. Many short searches, and rebuilding on from the better half of what
-        they lead to: one alone ends far above another."""
-        starts = self.save_sets(moment, MANY_STARTS, 100, 0.2 * self.left_s)
-        round_ = 0
-        while starts and self.left_s > 0.05:
-            starts = self.rebuild(starts, 90 + round_, 100, self.left_s / 4)
-            if len(starts) == 1:
-                return
-            starts.sort(key=lambda ops: simulate(self.problem, Schedule(tuple(ops))).cost)
-            starts = starts[: len(starts) // 2]
-            round_ += 1
+        leave the least room. Several short searches, and rebuilding on from the better half of
+        what they lead to: one alone may end far above another."""
+        starts = self.save_sets(moment, 2 * self.threads, 100, 0.2 * self.left_s)
+        for halving in range(len(starts).bit_length()):
+            found = self.rebuild(starts, 90 + halving, 100, self.left_s / 4)
+            found.sort(key=lambda ops: simulate(self.problem, Schedule(tuple(ops))).cost)
+            starts = found[: max(1, len(starts) // 2)]
 
     def _descend(self) -> None:
         """The budget is so small that the searches above find nothing: from a larger one, for which
@@ -231,7 +227,7 @@ class _Search(Incumbent):
         # Without a loss op nothing before this was made for the problem: annealing begins afresh.
         rounds = AFTER_SAVES if self.problem.loss_op is not None else FROM_NOTHING
         if self.order.tightest is not None:
-            rounds = TIGHT
+            rounds, moves = TIGHT, moves // 2
         turn = 0  # of the rounds
         for round_ in range(self.options.max_rounds):
             if self.done or self.left_s <= 0.05:
@@ -326,6 +322,5 @@ LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and 
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
 MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to the budget:
 NEARER = 0.05  # by this share of what is missing
-MANY_STARTS = 8  # of which the better half goes on, again and again
 LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding
