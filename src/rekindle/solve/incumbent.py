@@ -3,6 +3,7 @@
 Whatever a method finds is simulated before it is believed, and noted under its name.
 """
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -45,7 +46,6 @@ class Incumbent:
     credits: dict[str, tuple[int, int]] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
     quiet: bool = False  # what it finds is for another, and no progress
-    order: Order = field(default_factory=lambda: Order([]))  # what the searches begin from
 
     @property
     def left_s(self) -> float:
@@ -58,6 +58,11 @@ class Incumbent:
     @property
     def base_cost(self) -> int:
         return sum(op.cost for op in self.problem.ops)
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """What policies and save sets begin from."""
+        return order_for(self.problem, self.budget, 0.05 * self.left_s)
 
     @property
     def for_annealing(self) -> bool:
@@ -83,6 +88,12 @@ class Incumbent:
                 report(Progress("auto", elapsed, cost=trace.cost, bound=self.bound, text=method))
         return better
 
+    def _take(self, found: Sequence[Sequence[int]], method: str, ended: str) -> None:
+        for ops in found:
+            self.offer(ops, method)
+        if ended == "interrupt":
+            raise KeyboardInterrupt
+
     @property
     def done(self) -> bool:
         if self.infeasible:
@@ -94,17 +105,14 @@ class Incumbent:
     def policies(self) -> None:
         """A first schedule by the greedy walk, then a short climb over its policies."""
         problem = self.problem
-        self.order = order_for(problem, self.budget, 0.05 * self.left_s)
+        order = self.order.ops
         seeds = [self.seed * 1000 + k for k in range(self.threads)]
         max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(problem.ops) + 1))))
         ops, _, ended = _native.search_policy(
-            problem.native, self.order.ops, alike_values(problem), [], self.budget, seeds,
-            max_walks, (0.03 if self.for_annealing else 0.05) * self.left_s, self.threads,
+            problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
+            (0.03 if self.for_annealing else 0.05) * self.left_s, self.threads,
         )  # fmt: skip
-        if ops:
-            self.offer(ops, "eviction policies")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        self._take([ops] if ops else [], "eviction policies", ended)
 
     def save_sets(
         self, moment: int, num_seeds: int, tries: int, time_limit_s: float
@@ -114,10 +122,7 @@ class Incumbent:
             [self.seed * 1000 + 500 + k for k in range(num_seeds)],
             max(20, int(tries * self.options.effort)), time_limit_s, self.threads,
         )  # fmt: skip
-        for ops in found:
-            self.offer(ops, "save sets")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        self._take(found, "save sets", ended)
         return found
 
     def anneal(
@@ -134,10 +139,7 @@ class Incumbent:
             [first_seed + k for k in range(len(starts))],
             moves, time_limit_s, self.threads, hot=hot, ratchet=kind.ratchet, windows=kind.windows,
         )  # fmt: skip
-        for result in results:
-            self.offer(result.best or result.smallest, "annealing")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        self._take([r.best or r.smallest for r in results], "annealing", ended)
         return list(results)
 
     def rebuild(
@@ -149,10 +151,7 @@ class Incumbent:
              for k in range(max(self.threads, len(starts)))],
             tries, time_limit_s, self.threads,
         )  # fmt: skip
-        for ops in found:
-            self.offer(ops, "rebuilding")
-        if ended == "interrupt":
-            raise KeyboardInterrupt
+        self._take(found, "rebuilding", ended)
         return found
 
 

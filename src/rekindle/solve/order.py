@@ -48,7 +48,7 @@ def gradients_alone(problem: Problem, loss_op: int) -> Problem:
     def beside(op_id: int) -> int:
         op = problem.ops[op_id]
         used = sum(sizes[v] for v in {*op.inputs, *op.outputs} & freed)
-        return used - sum(sizes[out] for pair in op.inplace if freed & {*pair} for out in pair[1:])
+        return used - sum(sizes[out] for into, out in op.inplace if freed & {into, out})
 
     return replace(
         problem,
