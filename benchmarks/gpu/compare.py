@@ -211,24 +211,28 @@ def run_all(
     ended: list[bool | None] = [None] * len(commands)
     running: dict[int, tuple[int, float, subprocess.Popen[bytes]]] = {}
     next_up = 0
-    while running or (next_up < len(commands) and time.monotonic() < stop):
-        now = time.monotonic()
-        for k, share in enumerate(shares):
-            if k in running:
-                which, begun, process = running[k]
-                if process.poll() is not None or now > min(stop, begun + limit_s):
-                    ended[which] = process.poll() is not None
-                    end(process)
-                    del running[k]
-            if k not in running and next_up < len(commands) and now < stop:
-                process = subprocess.Popen(
-                    commands[next_up],
-                    start_new_session=True,  # so that what it has started ends with it
-                    preexec_fn=functools.partial(os.sched_setaffinity, 0, share),
-                )
-                running[k] = (next_up, now, process)
-                next_up += 1
-        time.sleep(0.05)
+    try:
+        while running or (next_up < len(commands) and time.monotonic() < stop):
+            now = time.monotonic()
+            for k, share in enumerate(shares):
+                if k in running:
+                    which, begun, process = running[k]
+                    if process.poll() is not None or now > min(stop, begun + limit_s):
+                        ended[which] = process.poll() is not None
+                        end(process)
+                        del running[k]
+                if k not in running and next_up < len(commands) and now < stop:
+                    process = subprocess.Popen(
+                        commands[next_up],
+                        start_new_session=True,  # so that what it has started ends with it
+                        preexec_fn=functools.partial(os.sched_setaffinity, 0, share),
+                    )
+                    running[k] = (next_up, now, process)
+                    next_up += 1
+            time.sleep(0.05)
+    finally:  # also when it is interrupted: they have sessions of their own
+        for _, _, process in running.values():
+            end(process)
     return ended
 
 
