@@ -165,10 +165,11 @@ BIGGER = """## Bigger, not only smaller
 
 The largest size of which two whole steps (forward, backward, AdamW with its state) run in a process
 held to the card's memory by `torch.cuda.set_per_process_memory_fraction`, found by
-`python benchmarks/gpu/bigger.py` (records in `bigger/`), within 2 % or one grain: in brackets the
-next size that was tried and did not run. Block switch: the model's own, or torch.utils.checkpoint
-around each block. Rekindle: `device_budget=` the card, headroom 2 %; recomputed is the time of ops
-that run again by its own profile, which was taken while other cases ran beside it.
+`python benchmarks/gpu/bigger.py` (records in `bigger/`). In brackets the next size that was tried
+and did not run, 2 % or one grain above; where it is farther, or there is none, the search ended
+before it had found the end. Block switch: the model's own, or torch.utils.checkpoint around each
+block. Rekindle: `device_budget=` the card, headroom 2 %; recomputed is the time of ops that run
+again by its own profile, which was taken while other cases ran beside it.
 """
 
 
