@@ -275,7 +275,7 @@ void bind_climbs(nb::module_& m) {
         "rebuild",
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
            const std::vector<std::uint64_t>& seeds, std::int64_t max_tries, double time_limit_s,
-           int num_threads) {
+           int num_threads, double hot) {
             if (starts.empty()) throw nb::value_error("a start is needed");
             for (const auto& start : starts) {
                 const Trace trace = simulate(problem, start);
@@ -287,12 +287,13 @@ void bind_climbs(nb::module_& m) {
             std::vector<Rebuilt> found;
             {
                 nb::gil_scoped_release release;
-                found = rebuild(problem, starts, budget, seeds, max_tries, num_threads, control);
+                const RebuildOptions options{budget, max_tries, hot};
+                found = rebuild(problem, starts, options, seeds, num_threads, control);
             }
             return gathered(std::move(found), control);
         },
         "problem"_a, "starts"_a, "budget"_a, "seeds"_a, "max_tries"_a, "time_limit_s"_a,
-        "num_threads"_a = 1,
+        "num_threads"_a = 1, "hot"_a = 0.0,
         "Large-neighbourhood search from schedules within the budget, one search per seed; (the "
         "best of each, tries made, what ended it early or \"\").");
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <utility>
 
 #include "simulate.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 constexpr std::uint8_t held = 2;  // a fixed value whose newest copy is the caller's
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+constexpr double unknown = std::numeric_limits<double>::infinity();
 // Where an order runs an op again, what it made before is not wanted beyond that step.
 constexpr std::size_t made_again = std::size_t{1} << 63;
 
@@ -38,6 +40,14 @@ EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
         for (Id v : p.outputs[order_[t]])
             if (std::exchange(made[idx(v)], 1)) uses_[fill[idx(v)]++] = t | made_again;
     }
+    log_wait_.resize(order_.size() + 2);
+    for (std::size_t k = 1; k < log_wait_.size(); ++k) log_wait_[k] = std::log(static_cast<double>(k));
+    log_size_.resize(num_values);
+    for (std::size_t v = 0; v < num_values; ++v)
+        log_size_[v] = std::log(static_cast<double>(p.size[v]));
+    rest_.assign(order_.size() + 1, 0.0);
+    for (std::size_t t = order_.size(); t-- > 0;)
+        rest_[t] = rest_[t + 1] + static_cast<double>(p.cost_of(order_[t]));
     is_target_.assign(num_values, 0);
     for (Id v : p.targets) is_target_[idx(v)] = 1;
 
@@ -66,13 +76,14 @@ void EvictWalk::reset() {
     alive_.clear();
     fixed_values_.clear();
     place_.assign(num_values, 0);
-    projected_.assign(num_values, -1);
+    projected_.assign(num_values, unknown);
     victims_.clear();
     schedule_.clear();
     used_ = 0;
+    cost_ = 0;
 }
 
-Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size_t max_steps,
+Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, WalkLimits most,
                         Control& control, bool host) {
     reset();
     host_ = host;
@@ -82,7 +93,7 @@ Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size
     bool fits = true;
     for (now_ = 0; now_ < order_.size() && fits; ++now_) {
         const Id op = order_[now_];
-        fits = demand(op, max_steps, control);
+        fits = demand(op, most, control);
         if (!fits) break;
         for (Id v : p.inputs[op]) finish(v);
         for (Id v : p.outputs[op]) finish(v);
@@ -91,7 +102,7 @@ Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size
     if (fits) {
         now_ = order_.size();
         for (Id v : p.targets) {
-            fits = fits && (live_[idx(v)] || demand(p.producer_of(v), max_steps, control));
+            fits = fits && (live_[idx(v)] || demand(p.producer_of(v), most, control));
             ++pins_[idx(v)];
         }
     }
@@ -101,7 +112,7 @@ Eviction EvictWalk::run(std::int64_t limit, const EvictPolicy& policy, std::size
 }
 
 // Runs `target` and before it, depth first, whatever is missing for it.
-bool EvictWalk::demand(Id target, std::size_t max_steps, Control& control) {
+bool EvictWalk::demand(Id target, const WalkLimits& most, Control& control) {
     stack_.clear();
     stack_.push_back({target, 0});
     while (!stack_.empty()) {
@@ -119,8 +130,8 @@ bool EvictWalk::demand(Id target, std::size_t max_steps, Control& control) {
         }
         const Id op = frame.op;
         // A run-once op that is asked for again: its value was let go too early.
-        if (schedule_.size() >= max_steps || (stack_.size() > 1 && p.is_once(op)) ||
-            control.expired(host_) || !make_room(op))
+        if (schedule_.size() >= most.steps || cost_ + rest_[now_] > most.cost ||
+            (stack_.size() > 1 && p.is_once(op)) || control.expired(host_) || !make_room(op))
             return false;
         execute(op);
         for (Id v : inputs) --pins_[idx(v)];
@@ -140,6 +151,7 @@ bool EvictWalk::evictable(Id v) const { return pins_[idx(v)] == 0 && !fixed_[idx
 
 void EvictWalk::execute(Id op) {
     schedule_.push_back(op);
+    cost_ += static_cast<double>(p.cost_of(op));
     if (op == p.loss)
         for (Id v : p.held) fixed_[idx(v)] = held;  // the caller keeps this copy
     for (Id v : p.outputs[op]) {
@@ -182,7 +194,7 @@ void EvictWalk::drop(Id v) {
 
 // v came or went: what would be brought back through it has another cost now.
 void EvictWalk::changed(Id v) {
-    projected_[idx(v)] = -1;
+    projected_[idx(v)] = unknown;
     todo_.clear();
     todo_.push_back(v);
     int visits = 24;
@@ -192,7 +204,7 @@ void EvictWalk::changed(Id v) {
         for (Id i : p.readers[w])
             for (Id out : p.outputs[i]) {
                 if (live_[idx(out)])
-                    projected_[idx(out)] = -1;
+                    projected_[idx(out)] = unknown;
                 else if (last_need_[idx(out)] > now_)
                     todo_.push_back(out);
             }
@@ -340,20 +352,19 @@ Id EvictWalk::choose() {
 
 double EvictWalk::score(Id v) {
     const std::size_t next = next_use(v, now_);
-    if (next == never && !helps_missing(v)) return -1;
-    const double wait = next == never ? 2.0 * static_cast<double>(order_.size())
-                                      : static_cast<double>(next - std::min(next, now_)) + 1.0;
-    if (projected_[idx(v)] < 0) projected_[idx(v)] = missing_.of(v, live_, 24) + 1e-9;
-    double value = projected_[idx(v)];
-    if (policy_->cost_power != 1.0) value = std::pow(value, policy_->cost_power);
-    value /= static_cast<double>(p.size_of(v)) *
-             (policy_->wait_power == 1.0 ? wait : std::pow(wait, policy_->wait_power));
-    return policy_->weight.empty() ? value : value * policy_->weight[idx(v)];
+    if (next == never && !helps_missing(v)) return -unknown;
+    const double wait = next == never ? log_wait_.back() + std::numbers::ln2
+                                      : log_wait_[next - std::min(next, now_) + 1];
+    double& projected = projected_[idx(v)];
+    if (projected == unknown) projected = std::log(missing_.of(v, live_, 24) + 1e-9);
+    const double value =
+        policy_->cost_power * projected - log_size_[idx(v)] - policy_->wait_power * wait;
+    return policy_->weight.empty() ? value : value + policy_->weight[idx(v)];
 }
 
 Eviction evict(const Problem& problem, std::span<const Id> order, std::int64_t limit,
                std::size_t max_steps, Control& control) {
-    return EvictWalk(problem, order).run(limit, EvictPolicy{}, max_steps, control);
+    return EvictWalk(problem, order).run(limit, EvictPolicy{}, {max_steps}, control);
 }
 
 }  // namespace rekindle

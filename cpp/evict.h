@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -15,12 +16,17 @@
 namespace rekindle {
 
 // How victims are chosen: the smallest
-//     weight * projected_cost^cost_power / (size * wait^wait_power)
-// goes first. Weights are per value; empty means 1 for all.
+//     exp(weight) * projected_cost^cost_power / (size * wait^wait_power)
+// goes first, by its logarithm. Weights are per value; empty means 0 for all.
 struct EvictPolicy {
     double cost_power = 1.0;
     double wait_power = 1.0;
     std::vector<double> weight;
+};
+
+struct WalkLimits {
+    std::size_t steps;
+    double cost = std::numeric_limits<double>::infinity();
 };
 
 struct Eviction {
@@ -35,9 +41,10 @@ class EvictWalk {
     EvictWalk(const Problem& problem, std::span<const Id> order);
 
     // `limit` bounds the memory; the simulated peak is at most that where `fits`.
-    // `max_steps` bounds the length, so that a hopeless limit ends soon.
-    Eviction run(std::int64_t limit, const EvictPolicy& policy, std::size_t max_steps,
-                 Control& control, bool host = true);
+    // A walk that is to take more than `most.steps` or cost more than `most.cost` ends at once, as one
+    // that does not fit.
+    Eviction run(std::int64_t limit, const EvictPolicy& policy, WalkLimits most, Control& control,
+                 bool host = true);
 
    private:
     struct Frame {
@@ -53,7 +60,7 @@ class EvictWalk {
     };
 
     void reset();
-    bool demand(Id target, std::size_t max_steps, Control& control);
+    bool demand(Id target, const WalkLimits& most, Control& control);
     void execute(Id op);
     void drop(Id v);
     void finish(Id v);
@@ -77,11 +84,14 @@ class EvictWalk {
     std::int64_t limit_ = 0;
     std::int64_t used_ = 0;
     std::size_t now_ = 0;
+    double cost_ = 0;
     std::vector<Id> schedule_;
 
     // Fixed per order.
     std::vector<std::uint8_t> is_target_;
     std::vector<std::size_t> use_start_, uses_, last_need_;
+    std::vector<double> log_wait_, log_size_;
+    std::vector<double> rest_;  // per step: the cost of the order's ops from there on
 
     // Per walk.
     std::vector<std::uint8_t> live_, fixed_;
@@ -90,7 +100,7 @@ class EvictWalk {
     std::vector<Id> alive_;
     std::vector<Id> fixed_values_;    // of which some may be gone
     std::vector<std::size_t> place_;  // position in alive_
-    std::vector<double> projected_;   // what it costs to bring a live value back; < 0: not known
+    std::vector<double> projected_;   // logarithm of what it costs to bring a live value back
     std::vector<Entry> victims_;      // the next ones to go, worst first
     std::vector<Id> todo_, dying_;
     std::vector<Frame> stack_;

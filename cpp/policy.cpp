@@ -49,17 +49,17 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
         ++found.walks;
         policy.cost_power = point.cost_power;
         policy.wait_power = point.wait_power;
-        policy.weight.assign(idx(p.num_values()), 1.0);
+        policy.weight.resize(idx(p.num_values()));
         for (Id v = 0; v < p.num_values(); ++v) {
             double log_weight = point.class_weight[idx(search.classes[idx(v)])];
             if (!search.weights.empty()) log_weight += search.weights[idx(v)];
             policy.weight[idx(v)] = log_weight;
         }
         for (const auto& [v, w] : point.value_weight) policy.weight[idx(v)] += w;
-        for (double& w : policy.weight) w = std::exp(std::clamp(w, -40.0, 40.0));
+        for (double& w : policy.weight) w = std::clamp(w, -40.0, 40.0);
         const auto limit =
             static_cast<std::int64_t>(static_cast<double>(search.budget) * point.limit_factor);
-        Eviction result = walk.run(limit, policy, max_steps, control, host);
+        Eviction result = walk.run(limit, policy, {max_steps}, control, host);
         if (!result.fits) return 1e300;
         const Trace trace = simulate(p, result.schedule);
         if (!trace.valid() || trace.peak > static_cast<std::uint64_t>(search.budget)) return 1e299;

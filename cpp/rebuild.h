@@ -2,6 +2,7 @@
 // stretch of time, or of the ops), sometimes force a value to be made again instead of kept, let the
 // greedy walk (evict.h) put back what is missing within the budget, by a policy that differs a
 // little each time, and take out the runs that there is room for (prune.h). Kept if not dearer.
+// Where there are several starts, a part of the schedule may also be taken from another of them.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,24 @@
 
 namespace rekindle {
 
+struct RebuildOptions {
+    std::int64_t budget = 0;
+    std::int64_t max_tries = 0;
+    // From starts that are far from good: every walk is taken to its end, and next to nothing dearer
+    // is kept. Else they are annealed: something dearer is kept at first, by up to `hot` of the cost
+    // of all ops, and most walks end where they become much dearer than what there is.
+    double hot = 0;
+};
+
 struct Rebuilt {
     std::vector<Id> schedule;  // never dearer than the start, within the budget
     std::int64_t tries = 0;
 };
 
 // Starts must be valid and within the budget; one search per seed on up to `num_threads` threads,
-// each from its own start, or all from one.
+// each from its own start, or all from one. Fewer seeds than starts: from the first of these.
 std::vector<Rebuilt> rebuild(const Problem& problem, const std::vector<std::vector<Id>>& starts,
-                             std::int64_t budget, std::span<const std::uint64_t> seeds,
-                             std::int64_t max_tries, int num_threads, Control& control);
+                             const RebuildOptions& options, std::span<const std::uint64_t> seeds,
+                             int num_threads, Control& control);
 
 }  // namespace rekindle

@@ -242,7 +242,7 @@ class Climb {
             const auto limit = static_cast<std::int64_t>(static_cast<double>(search_.budget) *
                                                          point.limit_factor);
             const EvictPolicy policy{point.cost_power, point.wait_power, {}};
-            Eviction result = walk.run(limit, policy, 4 * ops.size() + 1000, control_, host_);
+            Eviction result = walk.run(limit, policy, {4 * ops.size() + 1000}, control_, host_);
             if (!result.fits) return nothing;
             ops = std::move(result.schedule);
         }

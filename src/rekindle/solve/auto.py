@@ -168,18 +168,24 @@ class _Search(Incumbent):
             moment = max(range(len(memory)), key=memory.__getitem__)
         if self.order.tightest is not None:
             self._saves_of_gradients(self.order.tightest)
-            share = 0.1
+            share = 0.02 if self.best is not None else 0.1
         self.save_sets(moment, self.threads, 3000, share * self.left_s)
 
     def _saves_of_gradients(self, moment: int) -> None:
         """Gradients have to be made again as well: which ones, and from what, is decided where they
-        leave the least room. Several short searches, and rebuilding on from the better half of
-        what they lead to: one alone may end far above another."""
-        starts = self.save_sets(moment, 2 * self.threads, 100, 0.2 * self.left_s)
-        for halving in range(len(starts).bit_length()):
-            found = self.rebuild(starts, 90 + halving, 100, self.left_s / 4)
-            found.sort(key=lambda ops: simulate(self.problem, Schedule(tuple(ops))).cost)
-            starts = found[: max(1, len(starts) // 2)]
+        leave the least room. Several searches, since one alone may end far above another; what they
+        find is rebuilt, then annealed for some generations, each with parts of the others."""
+        found = self.save_sets(moment, 2 * self.threads, 100, 0.2 * self.left_s)
+        if not found:
+            return
+        effort = self.options.effort
+        found = self.rebuild(found, 90, 1 + int(150 * effort), self.left_s / 4)
+        tries = 1 + int(effort * TRIES_OF_A_GENERATION / len(self.problem.ops))
+        for k in range(GENERATIONS):
+            begun = time.monotonic()
+            found = self.rebuild(found, 91 + k, tries, self.left_s, hot=0.003)
+            if time.monotonic() - begun > self.left_s:
+                return
 
     def _descend(self) -> None:
         """The budget is so small that the searches above find nothing: from a larger one, for which
@@ -323,4 +329,5 @@ WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is
 MOST_IN_VAIN = 4  # rounds, each twice as long, that bring no schedule nearer to the budget:
 NEARER = 0.05  # by this share of what is missing
 LONGER = 8  # two walks that meet only at their ends seldom end in the same bad place
+GENERATIONS, TRIES_OF_A_GENERATION = 6, 250_000  # tries of each search, over the number of ops
 MOVES_OF_A_TRY = 6000  # the moves of annealing that take as long as one try of rebuilding

@@ -107,10 +107,12 @@ class Incumbent:
         problem = self.problem
         order = self.order.ops
         seeds = [self.seed * 1000 + k for k in range(self.threads)]
+        # A short look where other methods will get much further.
+        share = 0.01 if self.order.tightest is not None else 0.03 if self.for_annealing else 0.05
         max_walks = max(8, int(self.options.effort * min(2000, 400_000 // (len(problem.ops) + 1))))
         ops, _, ended = _native.search_policy(
             problem.native, order, alike_values(problem), [], self.budget, seeds, max_walks,
-            (0.03 if self.for_annealing else 0.05) * self.left_s, self.threads,
+            share * self.left_s, self.threads,
         )  # fmt: skip
         self._take([ops] if ops else [], "eviction policies", ended)
 
@@ -143,16 +145,22 @@ class Incumbent:
         return list(results)
 
     def rebuild(
-        self, starts: list[list[int]], round_: int, tries: int, time_limit_s: float
+        self,
+        starts: list[list[int]],
+        round_: int,
+        tries: int,
+        time_limit_s: float,
+        hot: float = 0.0,
     ) -> list[list[int]]:
+        """From each start, with parts of the others; the cheapest first."""
+        num_seeds = max(self.threads, len(starts))
         found, _, ended = _native.rebuild(
             self.problem.native, starts, self.budget,
-            [self.seed * 10_000 + 100 * (round_ + 1) + k
-             for k in range(max(self.threads, len(starts)))],
-            tries, time_limit_s, self.threads,
+            [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
+            tries, time_limit_s, self.threads, hot,
         )  # fmt: skip
         self._take(found, "rebuilding", ended)
-        return found
+        return sorted(found, key=lambda ops: sum(self.problem.ops[i].cost for i in ops))
 
 
 def alike_values(problem: Problem) -> list[int]:
