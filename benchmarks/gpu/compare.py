@@ -3,12 +3,12 @@
     python benchmarks/gpu/compare.py                       # every missing or stale case
     python benchmarks/gpu/compare.py --models unet,vit-large --methods eager,rekindle@0.5
     python benchmarks/gpu/compare.py --table               # print what is stored
-    python benchmarks/gpu/compare.py --jobs 3              # plan one model beside steps of another
+    python benchmarks/gpu/compare.py --jobs 3              # plan one case beside steps of another
     python benchmarks/gpu/compare.py --device cpu --small --results /tmp/try   # try the script
 
-One process per model (`--isolate`: per case). A case is stored as results/MODEL.METHOD.json and is
-stale when what it depends on has changed: `methods.py`, `models.py`, torch, the device, for
-Rekindle's its code.
+One process per case (`--together`: per model, which builds and profiles it once). A case is stored
+as results/MODEL.METHOD.json and is stale when what it depends on has changed: `methods.py`,
+`models.py`, torch, the device, for Rekindle's its code.
 Activation peak is max_memory_allocated above what was allocated before the step, with gradients
 None. Time is the median of CUDA events between steps that follow each other; Rekindle's cases time
 eager once more, in the same minute, and are compared with that.
@@ -18,7 +18,7 @@ block); sac (selective: matmuls and attention saved); inductor@B (torch.compile 
 activation_memory_budget B); rekindle@B with B a fraction of eager's activation peak, or
 rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same with
 cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay adds to
-it. With `--jobs N`, N models are at work at once, each on its own share of the
+it. With `--jobs N`, N are at work at once, each on its own share of the
 cores; what is measured on the device, profiling included, is measured while nobody else uses it.
 torch.compile takes minutes, for which nobody could measure: all that is due is compiled first, each
 case in its own process, and found in Inductor's caches when its turn comes; one that is not
@@ -53,6 +53,7 @@ METHODS = (
     "rekindle@1.0", "rekindle@0.7", "rekindle@0.5", "rekindle@0.3", "rekindle@own",
     "rekindle@blocks", "graph@1.0", "graph@0.5", "graph@own",
 )  # fmt: skip
+MATCHED = ("eager", "own", "blocks")  # those whose peaks are budgets of Rekindle's cases
 GIB = 2**30
 
 
@@ -91,9 +92,7 @@ def run_model(name: str, methods: list[str], args: argparse.Namespace) -> None:
     load = None
     for method in methods:
         known = {
-            p: json.loads(f.read_text())
-            for p in ("eager", "own", "blocks")
-            if (f := stored(name, p, args)).exists()
+            p: json.loads(f.read_text()) for p in MATCHED if (f := stored(name, p, args)).exists()
         } | {"profiled": profiled}
         record: dict[str, Any] = {"model": name, "method": method}
         try:
@@ -138,8 +137,8 @@ def main() -> None:
     parser.add_argument("--plan-limit", type=float, default=20.0, help="seconds for the solver")
     parser.add_argument("--compile-limit", type=float, default=600.0, help="seconds for Inductor")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds for it all")
-    parser.add_argument("--jobs", type=int, default=1, help="models at work at once")
-    parser.add_argument("--isolate", action="store_true", help="one process per case")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at work at once")
+    parser.add_argument("--together", action="store_true", help="one process per model")
     parser.add_argument("--here", action="store_true", help="run in this process")
     parser.add_argument("--compile", action="store_true", help="compile in this process")
     parser.add_argument("--table", action="store_true")
@@ -193,12 +192,16 @@ def run_due(models: list[str], methods: list[str], args: argparse.Namespace) -> 
             if in_time is False and time.monotonic() < stop:
                 reason = f"not compiled in {args.compile_limit:g} s"
                 store({"model": name, "method": method, "not_applicable": reason}, args)
-    groups = [
-        (name, part)
-        for name, todo in due.items()
-        for part in ([[m] for m in todo] if args.isolate else [todo] if todo else [])
-    ]
-    run_all([command("--here", n, part) for n, part in groups], args.jobs, stop)
+    if args.together:
+        waves = [[(name, todo) for name, todo in due.items() if todo]]
+    else:  # what budgets are taken from comes first
+        cases = [(name, [m]) for name, todo in due.items() for m in todo]
+        waves = [
+            [c for c in cases if c[1][0] in MATCHED],
+            [c for c in cases if c[1][0] not in MATCHED],
+        ]
+    for wave in waves:
+        run_all([command("--here", name, part) for name, part in wave], args.jobs, stop)
 
 
 def run_all(

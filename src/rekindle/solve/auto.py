@@ -15,8 +15,9 @@ In this order, each step only where the one before left something to gain:
    what is kept across the loss, and that into a schedule; where the loss leaves little room, places
    to begin again from. In a training step most of what there is to decide is decided there.
    Where neither finds a schedule: both for a larger budget, and from there down in steps. Where
-   gradients alone do not fit, both begin from an order that needs less for them (`order`), and the
-   save sets are sought where gradients leave the least room.
+   gradients alone do not fit, both begin from an order that needs less for them (`order`), the
+   save sets are sought where gradients leave the least room, and several of them are annealed
+   side by side, taking parts of each other (`cpp/rebuild.cpp`).
 6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
    turn of them brings nothing, or time is up: annealing (`cpp/anneal.cpp`) over the whole sequence,
    order and recomputations together, from the incumbent when cold, from the plain order when hot
