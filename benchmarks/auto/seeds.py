@@ -8,7 +8,7 @@ Each run is bound to two cores of its own and has the given seconds; none starts
 Results are kept in seeds.json beside this file as they come, one record per (instance, budget,
 seed, seconds): a run takes the place of the one before it, or with `--missing` is left out where
 there is one. The claim is a spread (largest less smallest) of at most 0.3 percent points in every
-row. In the last one gradients alone exceed the budget: ten other seeds may be spread a little wider.
+row. In the last one gradients alone exceed the budget: ten other seeds may be spread wider.
 """
 
 import argparse
