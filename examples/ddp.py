@@ -61,6 +61,7 @@ def main() -> None:
             f"{peak / 2**20:.1f} MiB of eager's {eager / 2**20:.1f} MiB ({peak / eager:.0%}); "
             "all ranks hold the same weights"
         )
+    dist.barrier()  # none leaves while another still works
     dist.destroy_process_group()
 
 

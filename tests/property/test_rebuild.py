@@ -10,7 +10,6 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.core.generate import random_problem, random_schedule, transformer
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.incumbent import alike_values
 
 
 def check(problem: Problem, start: Schedule, budget: int, tries: int = 30) -> list[list[int]]:
@@ -67,26 +66,6 @@ def test_parts_of_several_starts(seed: int, num_ops: int, slack: int, hot: float
         trace = simulate(problem, Schedule(tuple(ops)))
         assert trace.peak <= budget
         assert optimum.cost <= trace.cost <= before.cost
-
-
-def test_annealed_with_parts_of_others_it_gets_further() -> None:
-    problem = transformer(6)
-    plain = list(keep_all(problem).ops)
-    budget = int(0.45 * simulate(problem, keep_all(problem)).peak)
-    starts = []
-    for seed in range(4):
-        ops, _, _ = _native.search_policy(
-            problem.native, plain, alike_values(problem), [], budget, [seed], 3, 10.0, 1
-        )
-        starts.append(list(ops))
-
-    def best(hot: float, num_starts: int) -> int:
-        found, _, _ = _native.rebuild(
-            problem.native, starts[:num_starts], budget, [0, 1, 2, 3], 150, 60.0, 2, hot
-        )
-        return min(simulate(problem, Schedule(tuple(ops))).cost for ops in found)
-
-    assert best(0.003, 4) <= best(0.0, 1)
 
 
 def test_what_cannot_be_a_start_is_refused() -> None:
