@@ -100,7 +100,7 @@ class EvictWalk {
     std::vector<Id> alive_;
     std::vector<Id> fixed_values_;    // of which some may be gone
     std::vector<std::size_t> place_;  // position in alive_
-    std::vector<double> projected_;   // logarithm of what it costs to bring a live value back
+    std::vector<double> projected_;   // logarithm of the cost to bring a live value back, or unknown
     std::vector<Entry> victims_;      // the next ones to go, worst first
     std::vector<Id> todo_, dying_;
     std::vector<Frame> stack_;

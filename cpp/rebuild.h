@@ -29,7 +29,7 @@ struct Rebuilt {
 };
 
 // Starts must be valid and within the budget; one search per seed on up to `num_threads` threads,
-// each from its own start, or all from one. Fewer seeds than starts: from the first of these.
+// each from its own start, or all from one.
 std::vector<Rebuilt> rebuild(const Problem& problem, const std::vector<std::vector<Id>>& starts,
                              const RebuildOptions& options, std::span<const std::uint64_t> seeds,
                              int num_threads, Control& control);

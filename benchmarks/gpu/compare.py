@@ -18,8 +18,8 @@ block); sac (selective: matmuls and attention saved); inductor@B (torch.compile 
 activation_memory_budget B); rekindle@B with B a fraction of eager's activation peak, or
 rekindle@own / rekindle@blocks for the activation peak of that method; graph@B the same with
 cuda_graph=True, whose peak is the memory reserved for the recorded step and what a replay adds to
-it. With `--jobs N`, N are at work at once, each on its own share of the
-cores; what is measured on the device, profiling included, is measured while nobody else uses it.
+it. With `--jobs N`, N are at work at once, each on its own share of the cores; what is measured on
+the device, profiling included, is measured while nobody else uses it.
 torch.compile takes minutes, for which nobody could measure: all that is due is compiled first, each
 case in its own process, and found in Inductor's caches when its turn comes; one that is not
 compiled in `--compile-limit` seconds is noted as such. `--deadline S`: after S seconds nothing is

@@ -126,6 +126,17 @@ def checks(models: Mapping[str, Mapping[str, Record]]) -> list[str]:
             f"{listed(faster)}."
             + (f" Smaller than any budget that was measured: {listed(open_)}." if open_ else "")
         )
+    for method, budget in COMPILED.items():
+        peaks = [
+            m[method]["peak_bytes"] / m["eager"]["peak_bytes"]
+            for m in models.values()
+            if "ms" in m.get(method, {}) and "ms" in m.get("eager", {})
+        ]
+        if peaks:
+            lines.append(
+                f"- torch.compile's peak at activation_memory_budget {budget}: "
+                f"{100 * min(peaks):.0f} to {100 * max(peaks):.0f} % of eager's."
+            )
     return lines
 
 
