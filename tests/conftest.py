@@ -68,7 +68,7 @@ def ctrl_c_after() -> Iterator[Callable[[float], None]]:
 def fuse_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of elementwise ops are joined whatever their size, on a CPU too: there the separate
     ops stand in for the kernel."""
-    fuse = importlib.import_module("rekindle.capture.fuse")  # the room has a function of that name
+    fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
     monkeypatch.setattr(fuse, "_MIN_NUMEL", 64)
     monkeypatch.setattr(fuse, "_ANYWHERE", True)
     monkeypatch.setattr(fuse, "_targets", {})

@@ -25,7 +25,7 @@ from table import load
 from rekindle.core import keep_all, simulate
 from rekindle.core.files import write_json
 from rekindle.solve import run_solver
-from rekindle.solve.auto import Auto
+from rekindle.solve.auto.auto import Auto
 
 HERE = Path(__file__).resolve().parent
 ROWS = (

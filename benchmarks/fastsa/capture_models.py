@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from rekindle.capture import analyse, capture
+from rekindle.capture import capture
 from rekindle.core import Op, Problem, Value, check_problem, write_problem
+from rekindle.program import analyse
 
 # name -> (kind, full name, |N| and |V| of the paper)
 MODELS = {

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rekindle.core import Problem, keep_all, read_problem, simulate
 from rekindle.solve import Solver, run_solver
-from rekindle.solve.checkmate import Checkmate
-from rekindle.solve.fastsa import FastSA
+from rekindle.solve.anneal.fastsa import FastSA
+from rekindle.solve.staged.checkmate import Checkmate
 
 HERE = Path(__file__).parent
 KEPT = HERE / "models.json"

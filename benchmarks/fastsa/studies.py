@@ -18,7 +18,7 @@ from pathlib import Path
 from rekindle.core import Problem, keep_all, read_problem, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import Solver, run_solver
-from rekindle.solve.fastsa import FastSA
+from rekindle.solve.anneal.fastsa import FastSA
 
 HERE = Path(__file__).parent
 RESULT = HERE / "studies.md"

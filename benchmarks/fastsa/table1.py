@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rekindle.core import keep_all, read_problem, simulate
 from rekindle.solve import run_solver
-from rekindle.solve.fastsa import FastSA, Reorder
+from rekindle.solve.anneal.fastsa import FastSA, Reorder
 
 HERE = Path(__file__).parent
 INSTANCES = HERE.parent.parent / "tests" / "instances"

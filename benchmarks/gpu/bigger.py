@@ -158,7 +158,7 @@ class Bench:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self, load: Workload) -> int:
-        from rekindle.profile import residents_of
+        from rekindle.predict import residents_of
 
         inputs = (load.args, load.kwargs)
         return residents_of(self.load.model, inputs, self.optimizer).total_bytes
@@ -180,7 +180,7 @@ class Bench:
             self.peak_bytes = torch.cuda.max_memory_allocated()
             self.reserved_bytes = torch.cuda.max_memory_reserved()
             return
-        from rekindle.profile.allocator import allocator_deltas, peak_of
+        from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 
         self.peak_bytes = self.resident_bytes(load) + peak_of(allocator_deltas(steps))
         self.reserved_bytes = self.peak_bytes

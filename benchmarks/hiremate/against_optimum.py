@@ -13,8 +13,8 @@ from pathlib import Path
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.core.generate import chain, transformer, unet
 from rekindle.solve import run_solver
-from rekindle.solve.checkmate import Checkmate
-from rekindle.solve.hiremate import HiRemate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.staged.checkmate import Checkmate
 
 HERE = Path(__file__).parent
 SHARES = (0.9, 0.8, 0.7, 0.6)

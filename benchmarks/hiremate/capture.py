@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from models import FACTORIES, FURTHER, SMALL, Sample
 
-from rekindle.capture import analyse, capture
+from rekindle.capture import capture
 from rekindle.core import Problem, write_problem
-from rekindle.formulate import formulate
 from rekindle.profile import load_device, profile_nodes
+from rekindle.program import analyse
+from rekindle.program.formulate import formulate
 
 HERE = Path(__file__).parent
 PROBLEMS = HERE.parents[1] / "build" / "hiremate"  # where the other scripts look for them

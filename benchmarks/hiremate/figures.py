@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rekindle.core import Problem, keep_all, read_problem, simulate
-from rekindle.partition.base import layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition
+from rekindle.partition.layer_graph import layer_graph, read_layers
 from rekindle.solve import find_solver, run_solver
 from rekindle.solve.base import Solver
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.makers import ByTWRemat, keep_everything
-from rekindle.solve.rockmate import ByCheckmate, Rockmate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.option_makers import ByTWRemat, keep_everything
+from rekindle.solve.hierarchy.rockmate import ByCheckmate, Rockmate
 
 HERE = Path(__file__).parent
 PROBLEMS = HERE.parents[1] / "build" / "hiremate"

@@ -14,8 +14,8 @@ from random import Random
 
 from rekindle.core import Problem
 from rekindle.core.generate import TrainingGraph, transformer
-from rekindle.partition.base import layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition
+from rekindle.partition.layer_graph import layer_graph, read_layers
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rekindle.core import Op, Problem, check_problem, read_problem
 from rekindle.partition.separators import find_rows
-from rekindle.solve.rockmate import Blocks
+from rekindle.solve.hierarchy.rockmate import Blocks
 
 HERE = Path(__file__).parent
 CHEAP = ("aten.add.", "aten.sub.", "aten.mul.", "aten.div.")

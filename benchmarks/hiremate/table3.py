@@ -20,11 +20,11 @@ from pathlib import Path
 
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
 from rekindle.solve import run_solver
-from rekindle.solve.auto import Auto
+from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import Solver
-from rekindle.solve.bound import best_bound
-from rekindle.solve.checkmate import Checkmate
-from rekindle.solve.hiremate import HiRemate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.lower_bound import best_bound
+from rekindle.solve.staged.checkmate import Checkmate
 
 HERE = Path(__file__).parent
 # model -> (budget in bytes, the paper's Checkmate, the paper's H-ILP; time over autodiff's)

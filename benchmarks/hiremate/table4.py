@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 from rekindle.core import Problem, keep_all, read_problem, simulate
-from rekindle.partition.base import layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition
-from rekindle.partition.repeated import cut_part
+from rekindle.partition.layer_graph import layer_graph, read_layers
+from rekindle.partition.parts import cut_part
 from rekindle.partition.separators import find_rows
 from rekindle.solve import run_solver
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.rockmate import Blocks, Rockmate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.rockmate import Blocks, Rockmate
 
 HERE = Path(__file__).parent
 # name: paper's planning minutes, memory % of plain, time % of plain (predicted), levels,

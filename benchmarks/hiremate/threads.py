@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rekindle.core import keep_all, read_problem, simulate
-from rekindle.partition.base import layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition
+from rekindle.partition.layer_graph import layer_graph, read_layers
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.hilp import LevelModel
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.tree import Tree, top_level
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.level_milp import LevelModel
+from rekindle.solve.hierarchy.tree import Tree, top_level
 
 HERE = Path(__file__).parent
 

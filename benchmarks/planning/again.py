@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 import rekindle
-from rekindle import planning
+from rekindle import pipeline
 
 STAGES = {
-    (planning, "capture"): "capture",
-    (planning, "analyse"): "analyse",
-    (planning, "profile_nodes"): "profile",
-    (planning, "formulate"): "formulate",
-    (planning, "choose"): "choose",
+    (pipeline, "capture"): "capture",
+    (pipeline, "analyse"): "analyse",
+    (pipeline, "profile_nodes"): "profile",
+    (pipeline, "formulate"): "formulate",
+    (pipeline, "choose"): "choose",
 }
 BUDGET = 0.6
 
@@ -83,7 +83,7 @@ def stages(
 def measure(num_layers: int, repeats: int) -> dict[str, Any]:
     model, kwargs = gpt2(num_layers)
 
-    def plan() -> tuple[planning.Plan, float, float]:
+    def plan() -> tuple[pipeline.Plan, float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
         made = rekindle.plan(model, kwargs=kwargs, budget=BUDGET, time_limit_s=5.0)
         return made, time.perf_counter() - wall, time.process_time() - cpu

@@ -82,7 +82,7 @@ MODELS = {
 
 
 def as_on_a_gpu() -> None:
-    fuse: Any = importlib.import_module("rekindle.capture.fuse")
+    fuse: Any = importlib.import_module("rekindle.rewrite.elementwise_fusion")
     fuse._MIN_NUMEL, fuse._ANYWHERE = 64, True
 
 
@@ -91,7 +91,7 @@ def measure(name: str, limit_s: float) -> dict[str, Any]:
     torch.manual_seed(0)
     as_on_a_gpu()
     model, args, kwargs, loss = MODELS[name]()
-    room: Any = importlib.import_module("rekindle.choose")
+    room: Any = importlib.import_module("rekindle.solving")
     solve, walls = room.run_with_wishes, []
 
     def by_the_clock(*given: Any, **more: Any) -> Any:

@@ -34,9 +34,9 @@ import cases
 import torch
 
 from rekindle import BudgetInfeasible, measure
-from rekindle.planning import Options, Plan, make_plan, manage_plan, plan_joint
-from rekindle.profile import StepMeasurement
-from rekindle.profile.blocks import expandable_segments
+from rekindle.pipeline import Options, Plan, make_plan, manage_plan, plan_joint
+from rekindle.predict import StepMeasurement
+from rekindle.profile.block_sizes import expandable_segments
 
 Row = dict[str, Any]
 
@@ -286,7 +286,7 @@ def _keep_all(problem: Any) -> Any:
 
 def _total(plan: Plan, field: str) -> int:
     """Sum over the schedule, views included where they are first made."""
-    from rekindle.profile import charged_nodes
+    from rekindle.program import charged_nodes
 
     nodes = charged_nodes(plan.program)
     per_op = [sum(getattr(plan.profile[n], field) for n in names) for names in nodes]

@@ -17,8 +17,8 @@ from random import Random
 from rekindle.core import Schedule, generate, keep_all, simulate
 from rekindle.partition.chain import Chain, Stage, chain_of_stages, find_chain
 from rekindle.solve import run_solver
-from rekindle.solve.chain_program import Rule, best_sequence, lower_steps, segment_steps
-from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
+from rekindle.solve.chains.chain_dp import Rule, best_sequence, lower_steps, segment_steps
+from rekindle.solve.chains.rotor import Revolve, Rotor, RotorFloating, Sequential
 
 HERE = Path(__file__).parent
 TOY_BUDGETS = (10701, 10000, 9000, 8600, 8300, 8212, 8211)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rekindle.core import keep_all, read_problem, simulate
 from rekindle.solve import find_solver, listen, run_solver
-from rekindle.solve.cpsat import _Worker
+from rekindle.solve.backends.cpsat import _Worker
 
 HERE = Path(__file__).parent
 INSTANCES = HERE.parents[1] / "tests" / "instances"

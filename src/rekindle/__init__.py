@@ -16,10 +16,10 @@ from rekindle.errors import (
 
 if TYPE_CHECKING:
     from rekindle.api import plan, rematerialize
-    from rekindle.equality import Verdict, verify
-    from rekindle.lower.sequential import sequential
-    from rekindle.planning import Plan
-    from rekindle.profile import measure_step as measure
+    from rekindle.nn_sequential.managed_sequential import sequential
+    from rekindle.pipeline import Plan
+    from rekindle.predict import measure_step as measure
+    from rekindle.verification import Verdict, verify
 
 __all__ = [
     "BudgetInfeasible",
@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Plan": ("rekindle.planning", "Plan"),
-    "Verdict": ("rekindle.equality", "Verdict"),
-    "measure": ("rekindle.profile", "measure_step"),
+    "Plan": ("rekindle.pipeline", "Plan"),
+    "Verdict": ("rekindle.verification", "Verdict"),
+    "measure": ("rekindle.predict", "measure_step"),
     "plan": ("rekindle.api", "plan"),
     "rematerialize": ("rekindle.api", "rematerialize"),
-    "sequential": ("rekindle.lower.sequential", "sequential"),
-    "verify": ("rekindle.equality", "verify"),
+    "sequential": ("rekindle.nn_sequential.managed_sequential", "sequential"),
+    "verify": ("rekindle.verification", "verify"),
 }
 
 

@@ -7,19 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rekindle.choose import ScheduleSource
-from rekindle.lower.module import OnMiss
-from rekindle.planning import (
-    MAX_PLANS,
-    Budget,
-    Options,
-    Patterns,
-    Plan,
-    make_plan,
-    manage_plan,
-)
-from rekindle.profile import HEADROOM, ProfileListener
+from rekindle.pipeline import MAX_PLANS, Budget, Options, Patterns, Plan, make_plan, manage_plan
+from rekindle.predict import HEADROOM
+from rekindle.profile import ProfileListener
+from rekindle.runtime.managed_module import OnMiss
 from rekindle.solve.base import Solver
+from rekindle.solving import ScheduleSource
 
 
 def plan(

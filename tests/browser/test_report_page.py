@@ -11,8 +11,8 @@ from report_problems import HOSTILE, layered, measured, solved
 
 from rekindle.core import keep_all
 from rekindle.report import Facts, account, verdict
+from rekindle.report.format import size
 from rekindle.report.html import write_page
-from rekindle.report.numbers import size
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = (

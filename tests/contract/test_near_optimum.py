@@ -12,7 +12,7 @@ import pytest
 from rekindle.core import keep_all, read_problem, simulate
 from rekindle.core.solution import Status
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.auto import Auto
+from rekindle.solve.auto.auto import Auto
 
 PROVEN = [("attention", 0.8), ("mlp", 0.8), ("mlp", 0.65), ("skip", 0.8), ("widening", 0.8)]
 

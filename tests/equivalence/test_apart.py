@@ -20,7 +20,7 @@ from memory.meter import every_output, measure_step
 from rekindle.capture import capture
 from rekindle.core import simulate
 
-fuse = importlib.import_module("rekindle.capture.fuse")
+fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
 F = nn.functional
 
 

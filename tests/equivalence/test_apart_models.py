@@ -14,9 +14,11 @@ from torch import fx
 import rekindle
 from benchmark_scripts import load_script
 from equivalence.schedules import SCHEDULES
-from rekindle.capture import JointGraph, analyse, capture, norms
+from rekindle.capture import JointGraph, capture
+from rekindle.program import analyse
+from rekindle.rewrite import layer_norm
 
-fuse = importlib.import_module("rekindle.capture.fuse")  # the room has a function of that name
+fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
 
 models = load_script("gpu/models.py")
 
@@ -83,7 +85,7 @@ def test_without_kernels_the_ops_are_those_of_eager(
         return sorted(name_of(n).replace("_.", ".") for n in nodes)
 
     monkeypatch.setattr(fuse, "_prepare", lambda *_: False)
-    monkeypatch.setattr(norms, "_fits", lambda *_: False)
+    monkeypatch.setattr(layer_norm, "_fits", lambda *_: False)
     put_back = kinds()
     monkeypatch.setattr(fuse, "_ANYWHERE", False)
     assert put_back == kinds()

@@ -12,7 +12,7 @@ from torch import nn
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of, manage
 from equivalence.zoo import Example
-from rekindle.capture.copies import digits_of, merged, through
+from rekindle.rewrite.redundant_copies import digits_of, merged, through
 
 F = nn.functional
 

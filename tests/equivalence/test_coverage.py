@@ -17,8 +17,8 @@ from equivalence.zoo import Example, gaussian
 from rekindle.capture import capture
 from rekindle.core import simulate
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.lower import module
-from rekindle.lower.module import MissedPlanWarning
+from rekindle.runtime import managed_module
+from rekindle.runtime.managed_module import MissedPlanWarning
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -350,7 +350,9 @@ def test_an_attribute_that_forward_does_not_read(
     x = gaussian(0, device, 8, 16)
     captures = []
     monkeypatch.setattr(
-        module, "capture", lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs)
+        managed_module,
+        "capture",
+        lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs),
     )
     for epoch in range(4):
         managed.epoch = epoch

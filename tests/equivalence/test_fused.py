@@ -16,7 +16,7 @@ from torch import nn
 import rekindle
 from rekindle.core import keep_all, simulate
 
-fuse = importlib.import_module("rekindle.capture.fuse")
+fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
 F = nn.functional
 
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of, manage
 from equivalence.zoo import Example
-from rekindle.capture.masked import masked_softmax
+from rekindle.rewrite.masked_softmax import masked_softmax
 
 F = nn.functional
 safe_softmax = torch.ops.aten._safe_softmax.default

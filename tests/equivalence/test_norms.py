@@ -8,7 +8,7 @@ import rekindle
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of, manage
 from equivalence.zoo import Example
-from rekindle.capture.norms import layer_norm, layer_norm_backward, sum_and_norm
+from rekindle.rewrite.layer_norm import layer_norm, layer_norm_backward, sum_and_norm
 
 aten = torch.ops.aten
 LENGTHS = [4, 40, 128, 512, 516, 768, 1024, 2048]

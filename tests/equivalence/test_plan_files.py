@@ -17,11 +17,11 @@ import rekindle
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of
 from equivalence.zoo import Example, gaussian
-from rekindle import stored as stored_module
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
-from rekindle.solve.wishes import check_wishes, meant, wishes_of
+from rekindle.plans import plan_files as stored_module
+from rekindle.solve.constraints import check_wishes, meant, wishes_of
 
 CPU = torch.device("cpu")
 

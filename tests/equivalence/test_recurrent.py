@@ -13,7 +13,7 @@ from equivalence.compare import assert_same, train
 from equivalence.manage import assert_trains_alike, example_of, manage
 from equivalence.schedules import SCHEDULES
 from equivalence.zoo import Example, gaussian
-from rekindle.capture import recurrent
+from rekindle.capture import cudnn_rnn
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import recurrent_layers_call
 
@@ -98,7 +98,7 @@ class Played(torch.autograd.Function):
     def forward(ctx, name, settings, source, hx, cx, *weight):
         stride, layers, train, both, batch_first = settings
         block = flatten([w.detach().clone() for w in weight], *[None] * 8)
-        tail = (recurrent.MODES[name], hx.shape[2], 0, layers, batch_first, 0.0, train, both)
+        tail = (cudnn_rnn.MODES[name], hx.shape[2], 0, layers, batch_first, 0.0, train, both)
         output, hy, cy, reserve, block = forward(
             source, weight, stride, block, hx, cx, *tail, [], None
         )
@@ -127,12 +127,12 @@ def eager(name, function, source, hidden, weight, bias, layers, dropout, train, 
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch):
     """cuDNN played on the CPU, for eager and for us."""
-    monkeypatch.setattr(recurrent, "forward_kernel", forward)
-    monkeypatch.setattr(recurrent, "backward_kernel", backward)
-    monkeypatch.setattr(recurrent, "flatten_kernel", flatten)
-    monkeypatch.setattr(recurrent, "is_acceptable", lambda tensor: True)
-    monkeypatch.setattr(recurrent, "_answers", {})
-    monkeypatch.setattr(recurrent, "_places", {})
+    monkeypatch.setattr(cudnn_rnn, "forward_kernel", forward)
+    monkeypatch.setattr(cudnn_rnn, "backward_kernel", backward)
+    monkeypatch.setattr(cudnn_rnn, "flatten_kernel", flatten)
+    monkeypatch.setattr(cudnn_rnn, "is_acceptable", lambda tensor: True)
+    monkeypatch.setattr(cudnn_rnn, "_answers", {})
+    monkeypatch.setattr(cudnn_rnn, "_places", {})
     with recurrent_layers_call(eager):
         yield
 
@@ -238,7 +238,7 @@ def test_profiles_of_recurrent_layers(cudnn, monkeypatch: pytest.MonkeyPatch) ->
         reserve[-13:] = 1
         return backward(*args)
 
-    monkeypatch.setattr(recurrent, "backward_kernel", lenient)
+    monkeypatch.setattr(cudnn_rnn, "backward_kernel", lenient)
     managed = manage(tagger("lstm", CPU), profile="measure")
     assert managed.plan.profile.not_measured == ()
 

@@ -16,12 +16,12 @@ from torch.cuda import _memory_viz
 
 import rekindle
 from rekindle.cli import main
-from rekindle.cli.training import BATCH, GPT, LENGTH, VOCABULARY
-from rekindle.describe import account_of
+from rekindle.cli.demo_training import BATCH, GPT, LENGTH, VOCABULARY
+from rekindle.plans.plan_account import account_of
 from rekindle.report import verdict
 
 MODELS = """
-from rekindle.cli.training import BATCH, GPT, LENGTH, VOCABULARY
+from rekindle.cli.demo_training import BATCH, GPT, LENGTH, VOCABULARY
 import torch
 
 def gpt():

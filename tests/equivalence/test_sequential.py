@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from rekindle.errors import BudgetInfeasible, CaptureError
-from rekindle.lower.sequential import ManagedSequential, sequential
-from rekindle.lower.stages import _StorageMeter
-from rekindle.solve.chain_program import Run
+from rekindle.nn_sequential.managed_sequential import ManagedSequential, sequential
+from rekindle.nn_sequential.stage_profile import _StorageMeter
+from rekindle.solve.chains.chain_dp import Run
 
 
 class Residual(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from equivalence.compare import assert_same, train
 from equivalence.manage import example_of, manage
 from equivalence.zoo import Example
-from rekindle.capture.turned import add_turned, turn_of, turned
+from rekindle.rewrite.transpose_copies import add_turned, turn_of, turned
 
 # --- layouts ------------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from equivalence.schedules import SCHEDULES
 from memory.meter import LiveMeter, resident_of
 from rekindle.core import simulate
 from rekindle.integrate import distributed
-from rekindle.integrate.settings import settings_of
-from rekindle.lower.module import KEY
+from rekindle.integrate.adapter_options import settings_of
+from rekindle.runtime.managed_module import KEY
 
 WIDTH, BATCH, STEPS = 32, 64, 20
 

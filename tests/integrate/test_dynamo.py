@@ -17,8 +17,8 @@ from equivalence.schedules import SCHEDULES
 from equivalence.zoo import Example, gaussian
 from rekindle.errors import BudgetInfeasible, WishRefused
 from rekindle.integrate import dynamo
+from rekindle.integrate.adapter_options import BadOption
 from rekindle.integrate.dynamo import backend
-from rekindle.integrate.settings import BadOption
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equivalence.zoo import require
 from memory.meter import LiveMeter, resident_of
-from rekindle.integrate.settings import BadOption
+from rekindle.integrate.adapter_options import BadOption
 
 require("lightning")
 with warnings.catch_warnings():

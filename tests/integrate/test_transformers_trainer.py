@@ -13,7 +13,7 @@ from torch import nn
 from equivalence.zoo import require
 from memory.meter import LiveMeter, resident_of
 from rekindle.core import simulate
-from rekindle.integrate.settings import BadOption
+from rekindle.integrate.adapter_options import BadOption
 
 transformers = require("transformers")
 require("accelerate")

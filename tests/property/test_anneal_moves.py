@@ -13,7 +13,7 @@ from rekindle.core.generate import (
     transformer,
     unet,
 )
-from rekindle.solve.grouping import group_ops
+from rekindle.solve.anneal.node_grouping import group_ops
 
 MOVES = 1000
 

@@ -9,7 +9,7 @@ from training_graphs import cheapest, training_graph
 from rekindle import _native
 from rekindle.core import Problem, keep_all, read_problem, simulate
 from rekindle.core.generate import random_problem
-from rekindle.solve.bound import best_bound
+from rekindle.solve.lower_bound import best_bound
 
 shares = st.sampled_from([0.95, 0.8, 0.65, 0.5])
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rekindle.partition.chain import Stage, chain_of_stages
-from rekindle.solve.chain_program import Rule, Run, solve_chain
+from rekindle.solve.chains.chain_dp import Rule, Run, solve_chain
 
 
 class Table1:

@@ -10,7 +10,7 @@ import pytest
 from rekindle.core import Schedule, generate, simulate
 from rekindle.partition.chain import Chain, find_chain
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.chain_program import Rule, lower_steps, segment_steps, solve_chain
+from rekindle.solve.chains.chain_dp import Rule, lower_steps, segment_steps, solve_chain
 
 RULES = (Rule.persistent, Rule.floating, Rule.revolve)
 NUM_SLOTS = 40

@@ -6,9 +6,9 @@ from training_graphs import training_graph
 from rekindle.core import Problem, Schedule, check_schedule, keep_all, simulate
 from rekindle.core.generate import TrainingGraph, chain, random_problem
 from rekindle.solve import find_solver, run_solver
+from rekindle.solve.auto.start_order import gradients_alone, order_for
 from rekindle.solve.base import trivial_floor
-from rekindle.solve.order import gradients_alone, order_for
-from rekindle.solve.smallest import min_budget
+from rekindle.solve.min_budget import min_budget
 
 
 def listed(problem: Problem) -> Schedule:

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from training_graphs import cheapest, training_graph
 
 from rekindle.core import Schedule, Status, check_problem, keep_all, simulate
-from rekindle.partition.base import Group, layer_graph, quotient, read_layers
 from rekindle.partition.hierarchy import HPartition, dominators
-from rekindle.partition.repeated import cut_part
+from rekindle.partition.layer_graph import Group, layer_graph, quotient, read_layers
+from rekindle.partition.parts import cut_part
 from rekindle.solve import run_solver
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.hilp import LevelModel
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.level import Child, lower_plan
-from rekindle.solve.makers import ByFastSA, ByRotor, ByTWRemat, keep_everything
-from rekindle.solve.options import bare, measure
-from rekindle.solve.rockmate import Rockmate
-from rekindle.solve.tree import Tree, top_level
+from rekindle.solve.hierarchy.hierarchy_level import Child, lower_plan
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.level_milp import LevelModel
+from rekindle.solve.hierarchy.option_makers import ByFastSA, ByRotor, ByTWRemat, keep_everything
+from rekindle.solve.hierarchy.options import bare, measure
+from rekindle.solve.hierarchy.rockmate import Rockmate
+from rekindle.solve.hierarchy.tree import Tree, top_level
 
 SEEDS = st.integers(0, 10**6)
 QUICK = HiRemate(

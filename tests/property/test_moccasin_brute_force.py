@@ -9,7 +9,7 @@ import pytest
 from rekindle.core import Problem, Schedule, Solution, Status, simulate
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import run_solver
-from rekindle.solve.moccasin import Moccasin
+from rekindle.solve.staged.moccasin import Moccasin
 from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 

@@ -11,7 +11,7 @@ from training_graphs import training_graph
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.core.generate import random_problem
 from rekindle.core.solution import Status
-from rekindle.solve.auto import Auto
+from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import run_solver, without_dead_ops
 from rekindle.solve.pareto import Ladder
 

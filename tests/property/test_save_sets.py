@@ -11,9 +11,9 @@ from training_graphs import training_graph
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.core.generate import chain, random_problem, transformer
+from rekindle.solve.auto.incumbent import alike_values
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.bound import best_bound
-from rekindle.solve.incumbent import alike_values
+from rekindle.solve.lower_bound import best_bound
 
 shares = st.sampled_from([0.95, 0.85, 0.7, 0.55, 0.4])
 

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rekindle.choose import Choice, choose
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.core.generate import chain, transformer
 from rekindle.errors import BudgetInfeasible
 from rekindle.solve import find_solver, run_solver
+from rekindle.solving import Choice, choose
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""From a model and a sample to the graph of one training step, on tensors without data."""
+"""From a model and a sample to the graph of one training step, recorded on fake tensors."""
 
 from rekindle.capture.joint import JointGraph, Tangent, capture
-from rekindle.capture.program import Program, analyse
 
-__all__ = ["JointGraph", "Program", "Tangent", "analyse", "capture"]
+__all__ = ["JointGraph", "Tangent", "capture"]

@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from rekindle.capture import recurrent
+from rekindle.capture import cudnn_rnn
 from rekindle.capture.autocast import autocast_as, autocast_state
-from rekindle.capture.collector import collector_at_rest
-from rekindle.capture.copies import shorten_copies
-from rekindle.capture.doubt import difference, explained, run_eagerly
-from rekindle.capture.dynamo import run_read
-from rekindle.capture.fakes import fake_tensors_answer, libraries_see_real_tensors
-from rekindle.capture.fuse import fuse as fuse_elementwise
-from rekindle.capture.fuse import prepare_backward, prepare_forward
-from rekindle.capture.loss import join_loss_gradients
-from rekindle.capture.packed import pack_gradients, read_in_place, read_in_place_again
-from rekindle.capture.record import Recorder, Scalar, Source, Unseen
+from rekindle.capture.dynamo_route import run_read
+from rekindle.capture.eager_check import difference, explained, run_eagerly
+from rekindle.capture.fake_tensors import fake_tensors_answer, libraries_see_real_tensors
+from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.module_state import fill_tables, left_as_it_was, module_paths, settle
+from rekindle.capture.pytrees import Structure, split
+from rekindle.capture.recorder import Recorder, Scalar, Source, Unseen
 from rekindle.capture.sample import Sample, placeholders
-from rekindle.capture.state import fill_tables, left_as_it_was, module_paths, settle
-from rekindle.capture.structure import Structure, split
 from rekindle.errors import CaptureError, NothingToPlan
+from rekindle.rewrite.cross_entropy import join_loss_gradients
+from rekindle.rewrite.elementwise_fusion import fuse as fuse_elementwise
+from rekindle.rewrite.elementwise_fusion import prepare_backward, prepare_forward
+from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_again
+from rekindle.rewrite.redundant_copies import shorten_copies
 from rekindle.torch_compat import (
     is_overload,
     new_fake_mode,
@@ -235,7 +235,7 @@ def _run(
         stack.enter_context(run_saved_regions_plainly())
         stack.enter_context(libraries_see_real_tensors())
         stack.enter_context(fake_tensors_answer(recorder.numpy))
-        stack.enter_context(recurrent_layers_call(recurrent.run))
+        stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
         if autocast_state():
             stack.callback(torch.clear_autocast_cache)
         if given is None:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.capture.fakes import stand_in
-from rekindle.capture.record import Kind, Recorder, Source
-from rekindle.capture.structure import path_names, split
+from rekindle.capture.fake_tensors import stand_in
+from rekindle.capture.pytrees import path_names, split
+from rekindle.capture.recorder import Kind, Recorder, Source
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import FakeTensor, FakeTensorMode
 

@@ -4,14 +4,14 @@ bundled training graph (no torch needed)."""
 import argparse
 from typing import Any
 
-from rekindle.cli import show
-from rekindle.cli.exits import ExitCode
+from rekindle.cli import printing
+from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.problems import check_writable
 from rekindle.cli.progress import shown
 from rekindle.core import Problem, Solution, Trace, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import default_solver, run_solver
-from rekindle.solve.smallest import min_budget
+from rekindle.solve.min_budget import min_budget
 
 BUDGETS = ("1.0", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2")
 TIME_LIMIT_S = 5.0  # for each budget
@@ -46,7 +46,7 @@ def steps(text: str) -> int:
 
 def run_demo(arguments: argparse.Namespace) -> ExitCode:
     if not arguments.graph:
-        from rekindle.cli.training import run_training
+        from rekindle.cli.demo_training import run_training
 
         check_writable(arguments.output)
         return run_training(arguments.steps, arguments.output, as_json=arguments.json)
@@ -55,7 +55,7 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     with shown(problem, quiet=arguments.json):
         records, smallest = _trade_off(problem, base)
     if arguments.json:
-        show.print_json(
+        printing.print_json(
             {
                 "problem": problem.name,
                 "keep_all_peak": base.peak,
@@ -67,14 +67,14 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     print(
         f"One training step of a small transformer ({len(problem.ops)} ops) needs "
-        f"{show.size(problem, base.peak)} when everything is kept.\n"
+        f"{printing.size(problem, base.peak)} when everything is kept.\n"
         "With a budget, some values are freed early and computed again:\n"
     )
-    print(show.table(("budget", "", "peak", "extra time", "ops run again"), map(_row, records)))
+    print(printing.table(("budget", "", "peak", "extra time", "ops run again"), map(_row, records)))
     if smallest is not None:
         print(
-            f"\nThe smallest peak found is {show.size(problem, smallest)} "
-            f"({show.percent(smallest / base.peak)}). Every row was simulated op by op."
+            f"\nThe smallest peak found is {printing.size(problem, smallest)} "
+            f"({printing.percent(smallest / base.peak)}). Every row was simulated op by op."
         )
     return ExitCode.DONE
 
@@ -102,19 +102,19 @@ def _solve(
     return solution, {
         "fraction": float(text),
         "budget": budget,
-        "budget_text": show.size(problem, budget),
+        "budget_text": printing.size(problem, budget),
         "status": solution.status.name,
         "solver": solution.solver,
         "peak": trace and trace.peak,
-        "peak_text": trace and show.size(problem, trace.peak),
+        "peak_text": trace and printing.size(problem, trace.peak),
         "cost": trace and trace.cost,
-        "overhead": trace and show.overhead(trace.cost, keep_all_cost),
+        "overhead": trace and printing.overhead(trace.cost, keep_all_cost),
         "num_recomputed": trace and trace.num_recomputed,
     }
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
-    head = (show.percent(record["fraction"]), record["budget_text"])
+    head = (printing.percent(record["fraction"]), record["budget_text"])
     if record["peak"] is None:
         return (*head, "-", "infeasible", "-")
     extra = f"{100 * record['overhead']:+.1f} %"

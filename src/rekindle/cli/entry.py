@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from rekindle.cli import demo, models, problems, profiles, reports
-from rekindle.cli.exits import ExitCode
+from rekindle.cli import demo, models, problems, profile_options, reports
+from rekindle.cli.exit_codes import ExitCode
 from rekindle.errors import BudgetInfeasible, RekindleError
 
-GROUPS = (models, problems, reports, profiles, demo)
+GROUPS = (models, problems, reports, profile_options, demo)
 
 
 class Parser(argparse.ArgumentParser):

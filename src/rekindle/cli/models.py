@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rekindle.cli import show
-from rekindle.cli.exits import ExitCode
+from rekindle.cli import printing
+from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.problems import BUDGET_HELP, add_wishes, seconds, seed
-from rekindle.cli.profiles import (
+from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
     budget_options,
@@ -26,8 +26,8 @@ from rekindle.cli.profiles import (
 )
 from rekindle.cli.progress import shown
 from rekindle.core import keep_all, write_problem
-from rekindle.describe import account_of
 from rekindle.errors import FileError, RekindleError
+from rekindle.plans.plan_account import account_of
 from rekindle.report import verdict
 
 FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
@@ -126,9 +126,9 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
         "keep_all_cost": found.keep_all_cost_ns,
     }
     if arguments.json:
-        show.print_json(record)
+        printing.print_json(record)
     else:
-        peak = show.size(found.problem, found.keep_all_peak_bytes)
+        peak = printing.size(found.problem, found.keep_all_peak_bytes)
         print(
             f"{arguments.output}: {found.problem.name}, {len(found.problem.ops)} ops, "
             f"{len(found.problem.values)} values; {peak} when everything is kept"
@@ -167,7 +167,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     trace, predicted = told.trace, found.predict()
     buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
-        show.print_json(
+        printing.print_json(
             {
                 "status": found.status.name,
                 "solver": found.solver,
@@ -196,13 +196,13 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     kept = ", kept from an earlier run" if found.kept else ""
     print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kept}")
     print(
-        f"on the device: peak {show.size(problem, predicted.peak_bytes)}, "
-        f"step {show.cost(problem, predicted.step_ns)}"
+        f"on the device: peak {printing.size(problem, predicted.peak_bytes)}, "
+        f"step {printing.cost(problem, predicted.step_ns)}"
     )
     if arguments.ranks > 1:
         print(
-            f"each of {arguments.ranks} ranks: {show.size(problem, found.budget_bytes or 0)} for a "
-            f"step, beside {show.size(problem, buckets)} of gradient buckets (none with "
+            f"each of {arguments.ranks} ranks: {printing.size(problem, found.budget_bytes or 0)} "
+            f"for a step, beside {printing.size(problem, buckets)} of gradient buckets (none with "
             "gradient_as_bucket_view=True)"
         )
     for line in profile_lines(found):
@@ -214,8 +214,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
 
 def run_verify(arguments: argparse.Namespace) -> ExitCode:
     from rekindle.api import rematerialize
-    from rekindle.equality import verify
-    from rekindle.stored import load_plan
+    from rekindle.plans.plan_files import load_plan
+    from rekindle.verification import verify
 
     model, args, kwargs = load_sample(arguments.factory)
     quiet = arguments.quiet or arguments.json
@@ -242,7 +242,7 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     assert predicted is not None
     assert measured is not None
     if arguments.json:
-        show.print_json(
+        printing.print_json(
             {
                 "equal": answer.equal,
                 "num_compared": len(answer.items),
@@ -260,7 +260,7 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
 
 def bucket_bytes(model: Any) -> int:
     """What DistributedDataParallel allocates beside the gradients: a copy of them."""
-    from rekindle.profile import residents_of
+    from rekindle.predict import residents_of
 
     return residents_of(model, ranks=2).buckets_bytes
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rekindle.cli import show
-from rekindle.cli.exits import ExitCode
+from rekindle.cli import printing
+from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.progress import shown
 from rekindle.core import (
     Problem,
@@ -28,8 +28,8 @@ from rekindle.errors import FileError, InvalidSchedule
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver
 from rekindle.solve.base import unavailable
+from rekindle.solve.constraints import Wishes, run_with_wishes, smallest_with_wishes, wishes_of
 from rekindle.solve.pareto import pareto
-from rekindle.solve.wishes import Wishes, run_with_wishes, smallest_with_wishes, wishes_of
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
 PLAN_FORMAT = "rekindle.plan"
@@ -140,7 +140,7 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
             seed=arguments.seed,
         )
     if arguments.json:
-        show.print_json(
+        printing.print_json(
             {
                 "problem": problem.name,
                 "keep_all_peak": base.peak,
@@ -151,7 +151,7 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
                     {
                         "peak": point.peak,
                         "cost": point.cost,
-                        "overhead": show.overhead(point.cost, base.cost),
+                        "overhead": printing.overhead(point.cost, base.cost),
                         "bound": point.bound,
                         "gap": gap_sentence(point.cost, point.bound),
                         "ops": list(point.schedule.ops),
@@ -163,15 +163,17 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     rows = [
         (
-            show.size(problem, point.peak),
+            printing.size(problem, point.peak),
             percent_of(point.peak, base.peak),
-            f"{100 * show.overhead(point.cost, base.cost):+.2f} %",
-            "" if point.bound is None else f"{100 * show.overhead(point.bound, base.cost):+.2f} %",
+            f"{100 * printing.overhead(point.cost, base.cost):+.2f} %",
+            ""
+            if point.bound is None
+            else f"{100 * printing.overhead(point.bound, base.cost):+.2f} %",
             gap_sentence(point.cost, point.bound),
         )
         for point in reversed(curve)
     ]
-    print(show.table(("peak", "of keep-all", "extra time", "proven at least", ""), rows))
+    print(printing.table(("peak", "of keep-all", "extra time", "proven at least", ""), rows))
     return ExitCode.DONE
 
 
@@ -209,7 +211,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
         smallest = _smallest(problem, solution, arguments.time_limit, wishes)
         record["smallest_peak"] = smallest
     if arguments.json:
-        show.print_json(record)
+        printing.print_json(record)
     else:
         print(_solve_text(problem, arguments, record, solution))
     if solution.schedule is not None:
@@ -248,7 +250,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "budget": budget,
         "peak": trace and trace.peak,
         "cost": trace and trace.cost,
-        "overhead": trace and show.overhead(trace.cost, base.cost),
+        "overhead": trace and printing.overhead(trace.cost, base.cost),
         "bound": solution.bound,
         "gap": trace and gap_sentence(trace.cost, solution.bound),
         "keep_all_peak": base.peak,
@@ -270,7 +272,7 @@ def _solve_text(
 
     def peak(amount: int) -> str:
         share = f", {percent_of(amount, base_peak)} of keep-all"
-        return f"{show.size(problem, amount)} ({amount}{share})"
+        return f"{printing.size(problem, amount)} ({amount}{share})"
 
     lines = []
     if solution.schedule is not None:
@@ -283,8 +285,8 @@ def _solve_text(
     lines += [
         f"problem   {problem.name or arguments.problem}: {len(problem.ops)} ops, "
         f"{len(problem.values)} values",
-        f"keep-all  peak {show.size(problem, base_peak)}, "
-        f"cost {show.cost(problem, record['keep_all_cost'])}",
+        f"keep-all  peak {printing.size(problem, base_peak)}, "
+        f"cost {printing.cost(problem, record['keep_all_cost'])}",
         f"budget    {peak(record['budget'])}",
         f"answer    {record['status']}: {solution.status.value}, by {solution.solver} "
         f"in {solution.wall_s:.2f} s{_ended(solution)}",
@@ -298,11 +300,13 @@ def _solve_text(
     if solution.schedule is not None:
         lines.append(f"peak      {peak(record['peak'])}")
         lines.append(
-            f"cost      {show.cost(problem, record['cost'])} "
+            f"cost      {printing.cost(problem, record['cost'])} "
             f"({100 * record['overhead']:+.2f} %), {record['num_recomputed']} ops run again"
         )
         if record["bound"] is not None:
-            lines.append(f"bound     {show.cost(problem, record['bound'])}: no schedule costs less")
+            lines.append(
+                f"bound     {printing.cost(problem, record['bound'])}: no schedule costs less"
+            )
         lines.append(f"          {record['gap']}")
         if arguments.output is not None:
             lines.append(f"written   {arguments.output}")
@@ -311,7 +315,7 @@ def _solve_text(
 
 
 def percent_of(amount: int, whole: int) -> str:
-    return show.percent(amount / whole) if whole else "-"
+    return printing.percent(amount / whole) if whole else "-"
 
 
 def _ended(solution: Solution) -> str:
@@ -350,11 +354,11 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
             "peak": trace.peak,
             "peak_step": trace.peak_step,
             "cost": trace.cost,
-            "overhead": show.overhead(trace.cost, base.cost),
+            "overhead": printing.overhead(trace.cost, base.cost),
             "num_recomputed": trace.num_recomputed,
         }
     if arguments.json:
-        show.print_json(record)
+        printing.print_json(record)
     else:
         print(_check_text(problem, schedule, record))
     good = record["valid"] and record["within_budget"] is not False
@@ -371,9 +375,9 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
         where = f", first at step {record['peak_step']} ({op.name!r})"
     lines = [
         f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops run again",
-        f"peak      {show.size(problem, peak)} "
+        f"peak      {printing.size(problem, peak)} "
         f"({peak}, {percent_of(peak, record['keep_all_peak'])} of keep-all{where})",
-        f"cost      {show.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
+        f"cost      {printing.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
     ]
     if record["budget"] is not None:
         verdict = "within" if record["within_budget"] else "over"
@@ -393,7 +397,7 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
         for solver in SOLVERS
     ]
     if arguments.json:
-        show.print_json({"solvers": records})
+        printing.print_json({"solvers": records})
         return ExitCode.DONE
     rows = [
         (
@@ -403,5 +407,5 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
         )
         for record in records
     ]
-    print(show.table(("solver", "kind", "state"), rows, left=3))
+    print(printing.table(("solver", "kind", "state"), rows, left=3))
     return ExitCode.DONE

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rekindle.cli import show
+from rekindle.cli import printing
 from rekindle.core import Problem
 from rekindle.solve import Progress, listen
 
@@ -53,12 +53,12 @@ def _plain(problem: Problem) -> Iterator[None]:
 def _line(problem: Problem, progress: Progress) -> str:
     parts = [f"{progress.solver} {progress.elapsed_s:.1f} s"]
     if progress.cost is not None:
-        parts.append(f"cost {show.cost(problem, progress.cost)}")
+        parts.append(f"cost {printing.cost(problem, progress.cost)}")
     if progress.bound is not None:
-        parts.append(f"bound {show.cost(problem, int(progress.bound))}")
+        parts.append(f"bound {printing.cost(problem, int(progress.bound))}")
         if progress.cost is not None and progress.bound > 0:
             gap = max(0.0, progress.cost / progress.bound - 1)
-            parts.append(f"gap {show.percent(gap)}")
+            parts.append(f"gap {printing.percent(gap)}")
     if progress.text:
         parts.append(progress.text)
     return ", ".join(parts)

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cli import show
-from rekindle.cli.exits import ExitCode
+from rekindle.cli import printing
+from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.problems import BUDGET_HELP, PLAN_FORMAT, check_writable, points, seconds
 from rekindle.cli.progress import shown
 from rekindle.core import keep_all, parse_budget, simulate
@@ -21,7 +21,8 @@ from rekindle.core.files import (
     write_bytes,
     write_json,
 )
-from rekindle.describe import (
+from rekindle.errors import RekindleError
+from rekindle.plans.plan_account import (
     CURVE_LIMIT_S,
     account_of,
     account_of_schedule,
@@ -29,14 +30,13 @@ from rekindle.describe import (
     with_curve,
     with_verdict,
 )
-from rekindle.errors import RekindleError
 from rekindle.report import Account, explain, explain_module, verdict
+from rekindle.report.exports import chrome_trace, snapshot_bytes
 from rekindle.report.text import explain_record
-from rekindle.report.trace import chrome_trace, snapshot_bytes
 from rekindle.solve.pareto import pareto
 
 if TYPE_CHECKING:
-    from rekindle.stored import StoredPlan
+    from rekindle.plans.plan_files import StoredPlan
 
 _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
@@ -104,11 +104,11 @@ def run_explain(arguments: argparse.Namespace) -> ExitCode:
     if arguments.module is not None:
         sentence = explain_module(found, arguments.module)
         if arguments.json:
-            show.print_json({"module": arguments.module, "sentence": sentence})
+            printing.print_json({"module": arguments.module, "sentence": sentence})
         else:
             print(sentence)
     elif arguments.json:
-        show.print_json(explain_record(found))
+        printing.print_json(explain_record(found))
     else:
         print(explain(found))
     return ExitCode.DONE
@@ -131,7 +131,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
         found = with_curve(found, curve)
     path = write_page(found, arguments.output)
     if arguments.json:
-        show.print_json({**found.record(), "verdict": verdict(found), "report": str(path)})
+        printing.print_json({**found.record(), "verdict": verdict(found), "report": str(path)})
     else:
         print(verdict(found))
         print(f"written to {path}")
@@ -140,7 +140,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
 
 def _measured(found: Account, plan: "StoredPlan", arguments: argparse.Namespace) -> Account:
     from rekindle.cli.models import load_sample
-    from rekindle.equality import verify
+    from rekindle.verification import verify
 
     model, args, kwargs = load_sample(arguments.model)
     managed = plan.apply(model, args, kwargs, on_miss="raise")
@@ -158,7 +158,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
         write_json(output, chrome_trace(found))
         where = "open it at ui.perfetto.dev or chrome://tracing"
     if arguments.json:
-        show.print_json({**found.record(), "format": arguments.format, "output": output})
+        printing.print_json({**found.record(), "format": arguments.format, "output": output})
     else:
         print(verdict(found))
         print(f"written to {output}: {where}")
@@ -170,7 +170,7 @@ def read_account(arguments: argparse.Namespace) -> "tuple[Account, StoredPlan | 
     record = read_json(arguments.input)
     commands = [command(sys.argv[1:])]
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
-        from rekindle.stored import load_plan
+        from rekindle.plans.plan_files import load_plan
 
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError("a plan file holds its schedule and its budget: give it alone")

@@ -28,9 +28,9 @@ from torch import nn
 
 from rekindle.core import is_fraction, parse_budget
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
-from rekindle.lower.module import OnMiss
-from rekindle.planning import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
-from rekindle.stored import plan_record, stored_plan
+from rekindle.pipeline import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
+from rekindle.plans.plan_files import plan_record, stored_plan
+from rekindle.runtime.managed_module import OnMiss
 
 
 def rematerialize(

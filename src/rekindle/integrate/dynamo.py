@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from rekindle.errors import NothingToPlan
-from rekindle.integrate.settings import settings_of
+from rekindle.integrate.adapter_options import settings_of
 
 log = logging.getLogger("rekindle")
 _said: set[str] = set()

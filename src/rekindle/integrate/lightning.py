@@ -17,7 +17,7 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from rekindle.integrate.settings import BadOption, settings_of, tell_if_idle
+from rekindle.integrate.adapter_options import BadOption, settings_of, tell_if_idle
 
 
 class RekindleCallback(Callback):  # type: ignore[misc]

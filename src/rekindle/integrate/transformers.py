@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from rekindle.integrate.settings import settings_of, tell_if_idle
+from rekindle.integrate.adapter_options import settings_of, tell_if_idle
 
 
 class RekindleCallback(TrainerCallback):  # type: ignore[misc]

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture import effects
-from rekindle.capture.norms import sum_and_norm
-from rekindle.capture.program import InPlace, Program, ProgramOp
+from rekindle.capture import op_effects
 from rekindle.core import Problem, Schedule
-from rekindle.lower.calls import replay, rng_state
+from rekindle.lower.fused_steps import joined_steps
+from rekindle.lower.graph_writer import GraphWriter, Tensors
 from rekindle.lower.lifetimes import Lifetimes, lifetimes
-from rekindle.lower.neighbours import joined_steps
-from rekindle.lower.writer import GraphWriter, Tensors
+from rekindle.lower.runtime_ops import replay, rng_state
+from rekindle.program.program import InPlace, Program, ProgramOp
+from rekindle.rewrite.layer_norm import sum_and_norm
 
 _SHARE_BYTES = 1 << 16  # gradients below this in all are not worth a call of their own
 
@@ -113,7 +113,7 @@ def emit(
 def _last_replays(program: Program, steps: Sequence[int]) -> dict[fx.Node, int]:
     """Random op -> the last step that runs it again, where one does."""
     random = {
-        i: [n for n in program.ops[i].nodes if effects.is_random(n.target)]
+        i: [n for n in program.ops[i].nodes if op_effects.is_random(n.target)]
         for i, runs in Counter(steps).items()
         if runs > 1
     }
@@ -366,7 +366,7 @@ class Emitter:
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
         given = list(node.args)
         if not first:
-            for position in effects.statistics_positions(node):
+            for position in op_effects.statistics_positions(node):
                 given[position] = None
         args: tuple[Any, ...] = fx.node.map_arg(tuple(given), self._tensor)
         kwargs = fx.node.map_arg(node.kwargs, self._tensor)

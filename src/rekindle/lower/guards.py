@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture import JointGraph, effects
-from rekindle.capture.record import Scalar
-from rekindle.capture.slices import slice_of
+from rekindle.capture import JointGraph, op_effects
+from rekindle.capture.recorder import Scalar
+from rekindle.capture.subgraph import slice_of
 from rekindle.errors import CaptureError
-from rekindle.lower.code import compile_boxed
+from rekindle.lower.codegen import compile_boxed
 from rekindle.torch_compat import eager_kernels
 
 
@@ -85,7 +85,7 @@ def _nodes(scalar: Scalar) -> list[fx.Node]:
 
 def _kinds(joint: JointGraph, scalar: Scalar) -> set[str]:
     needed = slice_of(joint.session.recorder.graph, _nodes(scalar), scalar.num_before)
-    if any(effects.is_random(n.target) for n in needed):
+    if any(op_effects.is_random(n.target) for n in needed):
         raise CaptureError(
             f"a branch of the model depends on a random number at {scalar.where}; draw it outside "
             "and pass it as an argument, or manage the submodules around it one by one"

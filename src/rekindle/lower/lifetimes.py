@@ -7,7 +7,7 @@ copy, and a copy dies with its last read unless the caller has it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rekindle.capture.program import Program
+from rekindle.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekindle.partition.base import Graph, Group, quotient
+from rekindle.partition.layer_graph import Graph, Group, quotient
 
 ROOT = -1
 

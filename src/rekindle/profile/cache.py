@@ -25,7 +25,7 @@ import torch
 
 from rekindle.core.files import cache_home
 from rekindle.profile.base import OpProfile, Source
-from rekindle.profile.blocks import expandable_segments
+from rekindle.profile.block_sizes import expandable_segments
 
 FORMAT = "rekindle.profile"
 VERSION = 2  # host times are those of a stream, in proportion

@@ -16,9 +16,9 @@ import torch
 from torch.utils import flop_counter
 
 from rekindle.profile.base import OpProfile, Source
-from rekindle.profile.blocks import Blocks, CpuBlocks, CudaBlocks
+from rekindle.profile.block_sizes import Blocks, CpuBlocks, CudaBlocks
 from rekindle.profile.device import DeviceDescription
-from rekindle.profile.signature import OpCall, TensorSpec, map_specs, packet_of
+from rekindle.profile.op_signature import OpCall, TensorSpec, map_specs, packet_of
 
 # Reads as much of its first input as it writes, not all of it: rows picked by an index.
 _GATHERS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take"}

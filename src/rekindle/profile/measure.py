@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 import torch
 
-from rekindle.profile.allocator import allocator_deltas, peak_of
 from rekindle.profile.base import OpProfile, Source
-from rekindle.profile.blocks import Blocks, blocks_of
+from rekindle.profile.block_sizes import Blocks, blocks_of
+from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 from rekindle.profile.estimate import output_blocks
-from rekindle.profile.inputs import input_bytes, make_inputs
-from rekindle.profile.signature import OpCall
-from rekindle.profile.stream import stream_cost
+from rekindle.profile.issue_cost import stream_cost
+from rekindle.profile.op_inputs import input_bytes, make_inputs
+from rekindle.profile.op_signature import OpCall
 
 Thunk = Callable[[], Any]
 

@@ -21,8 +21,8 @@ from rekindle.core import (
     problem_hash,
     simulate,
 )
-from rekindle.report import numbers
-from rekindle.report.places import Place, joined_modules, places, starred
+from rekindle.report import format
+from rekindle.report.module_paths import Place, joined_modules, places, starred
 
 KINDS = (
     "saved for the backward",
@@ -110,7 +110,7 @@ class Account:
 
     @property
     def overhead(self) -> float:
-        return numbers.overhead(self.trace.cost, self.base.cost)
+        return format.overhead(self.trace.cost, self.base.cost)
 
     @property
     def gap(self) -> str:

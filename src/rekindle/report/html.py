@@ -16,10 +16,10 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from rekindle.core.files import write_text
-from rekindle.report import numbers
+from rekindle.report import format
 from rekindle.report.account import KINDS, Account, Step
-from rekindle.report.modules import Row, module_rows
-from rekindle.report.places import shown
+from rekindle.report.module_paths import shown
+from rekindle.report.module_table import Row, module_rows
 from rekindle.report.text import MAX_ALIVE, alive_cells, verdict
 from rekindle.report.timeline import Timeline, View, lane, lane_names, numbered_texts, timeline
 
@@ -56,8 +56,8 @@ def page(account: Account) -> str:
         alive_shares=[_share(item.num_bytes, account.trace.peak) for item in alive[:MAX_ALIVE]],
         first_alive=FIRST_ALIVE,
         more_alive=len(alive[MAX_ALIVE:]),
-        more_bytes=numbers.size(problem, sum(item.num_bytes for item in alive[MAX_ALIVE:])),
-        peak=numbers.size(problem, account.trace.peak),
+        more_bytes=format.size(problem, sum(item.num_bytes for item in alive[MAX_ALIVE:])),
+        peak=format.size(problem, account.trace.peak),
         peak_at=_peak_at(account),
         has_curve=len(facts.curve) > 1,
         trust=_trust(account),
@@ -79,9 +79,9 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
     problem, facts, trace, base = account.problem, account.facts, account.trace, account.base
 
     def size(amount: int) -> str:
-        return numbers.size(problem, amount)
+        return format.size(problem, amount)
 
-    of_all = numbers.percent(trace.peak / base.peak) if base.peak else "-"
+    of_all = format.percent(trace.peak / base.peak) if base.peak else "-"
     found = [("Peak memory", size(trace.peak), f"{of_all} of keep-all's {size(base.peak)}")]
     if facts.budget is not None:
         left = facts.budget - trace.peak
@@ -91,15 +91,15 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
     found.append(
         (
             "Extra time",
-            numbers.signed_percent(account.overhead),
-            f"{numbers.cost(problem, extra)} on {numbers.cost(problem, base.cost)}",
+            format.signed_percent(account.overhead),
+            f"{format.cost(problem, extra)} on {format.cost(problem, base.cost)}",
         )
     )
-    again = numbers.counted(trace.num_recomputed, "op")
-    found.append(("Recomputed", again, f"of {numbers.counted(len(problem.ops), 'op')}"))
+    again = format.counted(trace.num_recomputed, "op")
+    found.append(("Recomputed", again, f"of {format.counted(len(problem.ops), 'op')}"))
     if facts.bound is not None:
-        least = numbers.overhead(facts.bound, base.cost)
-        found.append(("Least possible", numbers.signed_percent(least), account.gap))
+        least = format.overhead(facts.bound, base.cost)
+        found.append(("Least possible", format.signed_percent(least), account.gap))
     return found
 
 
@@ -122,13 +122,13 @@ def _table(account: Account, rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "label": row.label,
                 "path": row.path,
                 "times": row.num_modules,
-                "saved": numbers.size(problem, row.saved),
+                "saved": format.size(problem, row.saved),
                 "saved_raw": row.saved,
                 "share": _share(row.saved, row.keep_all_saved),
-                "kept": numbers.size(problem, row.keep_all_saved),
+                "kept": format.size(problem, row.keep_all_saved),
                 "kept_raw": row.keep_all_saved,
                 "again": row.num_recomputed,
-                "extra": numbers.cost(problem, row.extra_cost) if row.extra_cost else "-",
+                "extra": format.cost(problem, row.extra_cost) if row.extra_cost else "-",
                 "extra_raw": row.extra_cost,
                 "why": row.why,
             }
@@ -152,14 +152,14 @@ def _trust(account: Account) -> list[tuple[str, str, str, str]]:
     return [
         (
             "peak",
-            numbers.size(problem, predicted.peak_bytes),
-            numbers.size(problem, measured.peak_bytes),
+            format.size(problem, predicted.peak_bytes),
+            format.size(problem, measured.peak_bytes),
             _difference(predicted.peak_bytes, measured.peak_bytes),
         ),
         (
             "time of a step",
-            numbers.cost(problem, predicted.step_ns),
-            numbers.cost(problem, measured.step_ns),
+            format.cost(problem, predicted.step_ns),
+            format.cost(problem, measured.step_ns),
             _difference(predicted.step_ns, measured.step_ns),
         ),
     ]
@@ -168,7 +168,7 @@ def _trust(account: Account) -> list[tuple[str, str, str, str]]:
 def _difference(predicted: int, measured: int) -> str:
     if not measured:
         return "-"
-    return numbers.signed_percent((predicted - measured) / measured)
+    return format.signed_percent((predicted - measured) / measured)
 
 
 def _made(account: Account) -> list[tuple[str, str]]:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rekindle.errors import RekindleError
-from rekindle.report import numbers
+from rekindle.report import format
 from rekindle.report.account import KINDS, Account, Alive
-from rekindle.report.modules import OWN, Row, module_row, module_rows
-from rekindle.report.places import shown
+from rekindle.report.module_paths import shown
+from rekindle.report.module_table import OWN, Row, module_row, module_rows
 
 MAX_ALIVE = 20
 MAX_ROWS = 40  # of the table by module: as deep as fits
@@ -18,7 +18,7 @@ def verdict(account: Account) -> str:
     problem, trace, facts = account.problem, account.trace, account.facts
 
     def size(amount: int) -> str:
-        return numbers.size(problem, amount)
+        return format.size(problem, amount)
 
     if facts.budget is None:
         start = "Peak"
@@ -31,8 +31,8 @@ def verdict(account: Account) -> str:
     return ", ".join(
         (
             f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
-            f"{numbers.signed_percent(account.overhead)} time",
-            f"{numbers.counted(again, 'op')} run again" if again else "nothing runs again",
+            f"{format.signed_percent(account.overhead)} time",
+            f"{format.counted(again, 'op')} run again" if again else "nothing runs again",
             account.gap,
         )
     )
@@ -46,10 +46,10 @@ def explain(account: Account) -> str:
     lines = [verdict(account), ""]
     if account.turn is not None:
         lines.append(
-            f"The forward leaves {numbers.size(problem, saved)} for the backward, of "
-            f"{numbers.size(problem, kept)} when everything is kept; "
-            f"{numbers.counted(account.trace.num_recomputed, 'op')} run again, "
-            f"{numbers.cost(problem, max(0, extra))}."
+            f"The forward leaves {format.size(problem, saved)} for the backward, of "
+            f"{format.size(problem, kept)} when everything is kept; "
+            f"{format.counted(account.trace.num_recomputed, 'op')} run again, "
+            f"{format.cost(problem, max(0, extra))}."
         )
         lines.append("")
     rows = _shallow(module_rows(account))
@@ -75,10 +75,10 @@ def _cells(account: Account, row: Row) -> tuple[str, ...]:
     name = "  " * row.depth + row.label
     return (
         f"{name} (x{row.num_modules})" if row.num_modules > 1 else name,
-        numbers.size(problem, row.saved),
-        numbers.size(problem, row.keep_all_saved),
+        format.size(problem, row.saved),
+        format.size(problem, row.keep_all_saved),
         str(row.num_recomputed or "-"),
-        numbers.cost(problem, row.extra_cost) if row.extra_cost else "-",
+        format.cost(problem, row.extra_cost) if row.extra_cost else "-",
         row.why,
     )
 
@@ -91,7 +91,7 @@ def _peak_lines(account: Account) -> list[str]:
     place = account.places[account.schedule.ops[step]]
     alive = account.alive_at_peak
     lines = [
-        f"Alive at the peak, {numbers.size(problem, account.trace.peak)} at step {step} of "
+        f"Alive at the peak, {format.size(problem, account.trace.peak)} at step {step} of "
         f"{len(account.schedule)} ({place.call} in {shown(place.module)}):"
     ]
     rows = [alive_cells(account, item) for item in alive[:MAX_ALIVE]]
@@ -99,19 +99,19 @@ def _peak_lines(account: Account) -> list[str]:
     lines.append(table(head, rows, right=(0, 1, 5)))
     if len(alive) > MAX_ALIVE:
         rest = sum(item.num_bytes for item in alive[MAX_ALIVE:])
-        lines.append(f"and {len(alive) - MAX_ALIVE} more, {numbers.size(problem, rest)}")
+        lines.append(f"and {len(alive) - MAX_ALIVE} more, {format.size(problem, rest)}")
     return lines
 
 
 def alive_cells(account: Account, item: Alive) -> tuple[str, ...]:
     problem = account.problem
     return (
-        numbers.size(problem, item.num_bytes),
-        f"{item.count} x {numbers.size(problem, item.bytes_each)}" if item.count > 1 else "1",
+        format.size(problem, item.num_bytes),
+        f"{item.count} x {format.size(problem, item.bytes_each)}" if item.count > 1 else "1",
         item.call,
         item.modules,
         KINDS[item.kind],
-        "-" if item.again_cost is None else numbers.cost(problem, item.again_cost),
+        "-" if item.again_cost is None else format.cost(problem, item.again_cost),
     )
 
 
@@ -124,10 +124,10 @@ def explain_module(account: Account, module: str) -> str:
         raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
     problem = account.problem
     return (
-        f"{module}: {numbers.size(problem, row.saved)} saved for the backward of "
-        f"{numbers.size(problem, row.keep_all_saved)}, "
-        f"{numbers.counted(row.num_recomputed, 'op')} run again "
-        f"({numbers.cost(problem, row.extra_cost)}); {row.why}."
+        f"{module}: {format.size(problem, row.saved)} saved for the backward of "
+        f"{format.size(problem, row.keep_all_saved)}, "
+        f"{format.counted(row.num_recomputed, 'op')} run again "
+        f"({format.cost(problem, row.extra_cost)}); {row.why}."
     )
 
 

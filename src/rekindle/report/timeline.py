@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rekindle.core import Phase
 from rekindle.report.account import KINDS, TEMPORARY, Account
-from rekindle.report.places import joined_names, numbered, shown, starred
+from rekindle.report.module_paths import joined_names, numbered, shown, starred
 
 MAX_SAMPLES = 1500
 MAX_BANDS = 7  # as many colours as people can tell apart; the rest share one more

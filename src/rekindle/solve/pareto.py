@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.auto import Auto
+from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import Solver, answer, run_solver, trivial_floor, without_dead_ops
-from rekindle.solve.smallest import min_budget
-from rekindle.solve.wishes import Wishes, as_asked, constrain, meant
+from rekindle.solve.constraints import Wishes, as_asked, constrain, meant
+from rekindle.solve.min_budget import min_budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,16 @@ from difflib import get_close_matches
 
 from rekindle.core import Problem
 from rekindle.errors import SolverUnavailable
-from rekindle.solve.auto import Auto
+from rekindle.solve.anneal.fastsa import FastSA, Reorder
+from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt
-from rekindle.solve.checkmate import Checkmate
-from rekindle.solve.checkmate_lp import CheckmateLP
-from rekindle.solve.fastsa import FastSA, Reorder
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.moccasin import Moccasin
-from rekindle.solve.rockmate import Rockmate
-from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
+from rekindle.solve.chains.rotor import Revolve, Rotor, RotorFloating, Sequential
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.rockmate import Rockmate
+from rekindle.solve.staged.checkmate import Checkmate
+from rekindle.solve.staged.checkmate_lp import CheckmateLP
+from rekindle.solve.staged.moccasin import Moccasin
 from rekindle.solve.twremat import TWRemat
 
 SOLVERS: tuple[Solver, ...] = (

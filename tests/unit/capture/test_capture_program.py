@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from rekindle.capture import Tangent, analyse, capture
-from rekindle.capture.structure import split
+from rekindle.capture import Tangent, capture
+from rekindle.capture.pytrees import split
 from rekindle.errors import CaptureError
+from rekindle.program import analyse
 
 
 def targets(joint, phase):

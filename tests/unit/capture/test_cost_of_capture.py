@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rekindle.capture import analyse, capture
-from rekindle.capture.collector import collector_at_rest
+from rekindle.capture import capture
+from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Schedule
 from rekindle.lower.emit import emit
-from rekindle.profile.stage import distinct_calls
+from rekindle.profile.profiler import distinct_calls
+from rekindle.program import analyse
 
 
 class Block(nn.Module):

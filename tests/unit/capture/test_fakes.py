@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.capture.fakes import FakeRuns, stand_in
+from rekindle.capture.fake_tensors import FakeRuns, stand_in
 from rekindle.torch_compat import new_fake_mode, python_references, storage_key
 
 aten = torch.ops.aten

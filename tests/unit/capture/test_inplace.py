@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from rekindle import rematerialize, verify
-from rekindle.capture import analyse, capture
-from rekindle.capture.inplace import OVER
-from rekindle.capture.loss import join_loss_gradients, over, whole
+from rekindle.capture import capture
 from rekindle.core import keep_all, simulate
-from rekindle.formulate import formulate
 from rekindle.profile import profile_nodes
+from rekindle.program import analyse
+from rekindle.program.formulate import formulate
+from rekindle.program.inplace import OVER
+from rekindle.rewrite.cross_entropy import join_loss_gradients, over, whole
 
 aten = torch.ops.aten
 SHAPES = [(7, 33), (64, 1000), (3, 5, 1031), (16, 5003)]
@@ -86,7 +87,7 @@ def test_the_joined_gradient_of_cross_entropy_is_exact(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rekindle.capture.loss._ROWS_BYTES", 1 << 20)  # several parts
+    monkeypatch.setattr("rekindle.rewrite.cross_entropy._ROWS_BYTES", 1 << 20)  # several parts
     generator = torch.Generator(device).manual_seed(0)
     rows, classes = shape
     logits = torch.randn(shape, generator=generator, device=device).mul_(3).to(dtype)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rekindle.capture.kernel import Kernel, Place, Step
+from rekindle.rewrite.kernels.elementwise import Kernel, Place, Step
 
 aten = torch.ops.aten
 F32 = torch.float32

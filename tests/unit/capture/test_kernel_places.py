@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.capture.kernel import Place, place_of
+from rekindle.rewrite.kernels.elementwise import Place, place_of
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rekindle.capture import effects
-from rekindle.capture.layouts import SURE, Layouts
+from rekindle.capture import op_effects
+from rekindle.capture.kernel_layouts import SURE, Layouts
 
 C = 8
 
@@ -115,7 +115,7 @@ class Compare(TorchDispatchMode):
         with _disable_current_modes():
             like = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
         out = func(*args, **kwargs)
-        if effects.is_random(func) or func in effects.SCALAR_OPS:
+        if op_effects.is_random(func) or func in op_effects.SCALAR_OPS:
             return out
         with _disable_current_modes(), self.fake_mode:
             seen = self.layouts.correct(func, *like, func(*like[0], **like[1]))

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
-from rekindle.capture import packed
-from rekindle.capture.copies import stacked
-from rekindle.capture.packed import (
+from rekindle.rewrite import packed_attention
+from rekindle.rewrite.packed_attention import (
     lies_packed,
     pack_gradients,
     packed_attention_backward,
@@ -19,6 +18,7 @@ from rekindle.capture.packed import (
     read_in_place_again,
     without_copy,
 )
+from rekindle.rewrite.redundant_copies import stacked
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_efficient_attention.default
@@ -86,7 +86,7 @@ def recorded(parts=(0, 1, 2), *, extra_reader=False, bias=None):
 
 @pytest.fixture
 def offered(monkeypatch):
-    monkeypatch.setattr(packed, "_works", lambda dtype, device: True)
+    monkeypatch.setattr(packed_attention, "_works", lambda dtype, device: True)
 
 
 @pytest.mark.usefixtures("offered")

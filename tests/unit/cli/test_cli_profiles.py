@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rekindle.cli.entry import main
-from rekindle.cli.profiles import (
+from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
     budget_options,

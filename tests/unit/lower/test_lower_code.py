@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.graph_module import _loader
 
-from rekindle.lower.code import compile_boxed
+from rekindle.lower.codegen import compile_boxed
 
 
 class Thing:

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.capture import analyse, capture
+from rekindle.capture import capture
 from rekindle.core import Schedule, keep_all
 from rekindle.errors import FileError, PlanMismatch
-from rekindle.lower import bind
+from rekindle.lower import fast_calls
 from rekindle.lower.emit import emit
+from rekindle.program import analyse
 from rekindle.solve.baselines import segmented
 
 
@@ -62,13 +63,13 @@ def test_short_forms_dispatch_the_same_op():
     a, b = graph.placeholder("a"), graph.placeholder("b")
     a.meta["like"] = b.meta["like"] = torch.empty(2, 2)
     aten = torch.ops.aten
-    assert bind.call(graph, aten.mm.default, (a, b), {}).op == "call_method"
-    assert bind.call(graph, aten.view.default, (a, [4]), {}).target == "view"
+    assert fast_calls.call(graph, aten.mm.default, (a, b), {}).op == "call_method"
+    assert fast_calls.call(graph, aten.view.default, (a, [4]), {}).target == "view"
     # Bound in Python as one op that runs another: not a short form of either.
-    dropout = bind.call(graph, aten.native_dropout.default, (a, 0.5, True), {})
+    dropout = fast_calls.call(graph, aten.native_dropout.default, (a, 0.5, True), {})
     assert "native_dropout" in str(dropout.target)
     # A name whose Python function means another overload here.
-    node = bind.call(graph, aten.sum.dim_IntList, (a, [0], True), {})
+    node = fast_calls.call(graph, aten.sum.dim_IntList, (a, [0], True), {})
     assert node.target == "sum"
 
 

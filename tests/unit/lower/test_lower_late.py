@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle.errors import CaptureError
-from rekindle.lower import late
-from rekindle.lower.late import LateRunner
+from rekindle.runtime import lazy_runner
+from rekindle.runtime.lazy_runner import LateRunner
 
 
 def model():
@@ -25,12 +25,12 @@ def made(monkeypatch):
     """Every runner that is made."""
     found = []
 
-    class Counted(late.Runner):
+    class Counted(lazy_runner.Runner):
         def __init__(self, *args):
             found.append(self)
             super().__init__(*args)
 
-    monkeypatch.setattr(late, "Runner", Counted)
+    monkeypatch.setattr(lazy_runner, "Runner", Counted)
     return found
 
 

@@ -6,11 +6,12 @@ from torch import nn
 
 from equivalence.random_models import RandomModel
 from equivalence.schedules import SCHEDULES
-from rekindle.capture import analyse, capture
+from rekindle.capture import capture
 from rekindle.core.simulate import copies
-from rekindle.formulate import formulate
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.profile import profile_nodes
+from rekindle.program import analyse
+from rekindle.program.formulate import formulate
 
 MODELS = {
     "dropout": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()), 1),

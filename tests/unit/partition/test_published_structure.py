@@ -7,7 +7,7 @@ import pytest
 from rekindle.core import Problem
 from rekindle.core.generate import TrainingGraph
 from rekindle.partition.separators import find_rows
-from rekindle.solve.rockmate import Blocks
+from rekindle.solve.hierarchy.rockmate import Blocks
 
 
 class Model:

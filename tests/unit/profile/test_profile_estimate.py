@@ -4,17 +4,17 @@ import pytest
 import torch
 from profile_graphs import model_graphs, trace
 
-from rekindle.capture.packed import packed_attention_backward
 from rekindle.errors import DeviceProfileError
-from rekindle.profile import Source, device_names, estimate_nodes, load_device, signature
-from rekindle.profile.blocks import CudaBlocks, expandable_segments
+from rekindle.profile import Source, device_names, estimate_nodes, load_device, op_signature
+from rekindle.profile.block_sizes import CudaBlocks, expandable_segments
 from rekindle.profile.estimate import estimate, flops, moved_bytes
+from rekindle.rewrite.packed_attention import packed_attention_backward
 
 MIB = 2**20
 
 
 def only_call(fn, *args, name):
-    calls = [signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
+    calls = [op_signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
     return next(c for c in calls if c.name.startswith(name))
 
 

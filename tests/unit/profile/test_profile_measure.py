@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from profile_graphs import model_graphs, trace
 from torch import nn
 
-from rekindle.profile import Source, profile_nodes, signature, stage
+from rekindle.profile import Source, op_signature, profile_nodes, profiler
 from rekindle.profile import measure as measurement
-from rekindle.profile.allocator import allocator_deltas, peak_of
-from rekindle.profile.inputs import make_inputs
+from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 from rekindle.profile.measure import CpuBench, CudaBench, Timing, measure
+from rekindle.profile.op_inputs import make_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_a_state_that_only_the_forward_op_makes_is_made_by_it():
 def test_data_keeps_shapes_strides_and_sharing():
     base = torch.zeros(40)
     call = next(
-        signature(n)
+        op_signature(n)
         for n in trace(lambda a, b: a + b, base[4:16].view(3, 4).t(), base[8:20].view(4, 3)).nodes
         if n.op == "call_function"
     )
@@ -217,7 +217,7 @@ class DyingBench(CpuBench):
 
 @pytest.mark.parametrize("bench", [TinyBench, ThrowingBench])
 def test_out_of_memory_is_an_answer(graphs, monkeypatch, bench):
-    monkeypatch.setattr(stage, "bench_for", lambda device: bench())
+    monkeypatch.setattr(profiler, "bench_for", lambda device: bench())
     profile = profile_nodes(graphs["vit"].nodes)
     assert profile.does_not_fit
     assert all("does not fit" in reason for _, reason in profile.does_not_fit)
@@ -225,7 +225,7 @@ def test_out_of_memory_is_an_answer(graphs, monkeypatch, bench):
 
 
 def test_a_lost_device_leaves_the_rest_to_estimates(graphs, monkeypatch):
-    monkeypatch.setattr(stage, "bench_for", lambda device: DyingBench())
+    monkeypatch.setattr(profiler, "bench_for", lambda device: DyingBench())
     profile = profile_nodes(graphs["vit"].nodes)
     measured = [op for op in profile.ops if op.source is Source.MEASURED]
     assert sum(op.device_ns == 10 for op in measured) == 2  # the others are views
@@ -237,7 +237,7 @@ def test_a_device_that_is_not_there_leaves_all_to_estimates(graphs, monkeypatch)
     def no_device(device):
         raise RuntimeError("No CUDA GPUs are available")
 
-    monkeypatch.setattr(stage, "bench_for", no_device)
+    monkeypatch.setattr(profiler, "bench_for", no_device)
     profile = profile_nodes(graphs["vit"].nodes)
     assert set(profile.num_by_source) == {Source.ESTIMATED}
     assert "No CUDA GPUs" in profile.not_measured[0][1]
@@ -267,7 +267,7 @@ def test_time_is_in_proportion_to_the_work():
     small, large = torch.zeros(64, 64), torch.zeros(768, 768)
     times = []
     for x in (small, large):
-        call = signature(next(n for n in trace(torch.mm, x, x).nodes if n.op == "call_function"))
+        call = op_signature(next(n for n in trace(torch.mm, x, x).nodes if n.op == "call_function"))
         times.append(measure(call, CpuBench(), torch.Generator()).device_ns)
     assert times[1] > 50 * times[0]  # 1728 times the work
 

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rekindle.capture import analyse, capture
+from rekindle.capture import capture
 from rekindle.core import Op, Problem, Schedule, Value, keep_all, simulate
-from rekindle.formulate import formulate
-from rekindle.profile import OpProfile, Predictor, Source, charged_nodes, profile_nodes
-from rekindle.profile.blocks import CudaBlocks
-from rekindle.profile.pool import CachingPool, pool_peak
-from rekindle.profile.stage import stream_ns
+from rekindle.predict import Predictor
+from rekindle.predict.caching_allocator import CachingPool, pool_peak
+from rekindle.profile import OpProfile, Source, profile_nodes
+from rekindle.profile.block_sizes import CudaBlocks
+from rekindle.profile.profiler import stream_ns
+from rekindle.program import analyse, charged_nodes
+from rekindle.program.formulate import formulate
 
 MIB = 2**20
 

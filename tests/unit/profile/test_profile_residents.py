@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rekindle.errors import BudgetInfeasible, InvalidBudget
-from rekindle.profile.residents import device_budget, free_bytes, headroom_bytes, residents_of
+from rekindle.predict.device_budget import device_budget, free_bytes, headroom_bytes, residents_of
 
 GIB = 2**30
 

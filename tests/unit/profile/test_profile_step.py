@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from rekindle.profile.step import Prediction, measure_step
+from rekindle.predict.step_measurement import Prediction, measure_step
 
 
 class Stepper(nn.Module):

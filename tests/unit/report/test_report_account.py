@@ -12,8 +12,8 @@ from rekindle.core.generate import random_problem, random_schedule, transformer
 from rekindle.errors import InvalidSchedule, RekindleError
 from rekindle.report import Facts, account, explain, explain_module, verdict
 from rekindle.report.account import KINDS, SAVED
-from rekindle.report.modules import MAX_ROWS, MAX_WAYS, module_rows
-from rekindle.report.places import joined_modules, joined_names, places, ranges, starred
+from rekindle.report.module_paths import joined_modules, joined_names, places, ranges, starred
+from rekindle.report.module_table import MAX_ROWS, MAX_WAYS, module_rows
 from rekindle.report.text import explain_record
 from rekindle.report.timeline import LANES, MAX_SAMPLES, timeline
 

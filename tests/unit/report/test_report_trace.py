@@ -12,7 +12,7 @@ from report_problems import layered, solved
 from rekindle.core import keep_all
 from rekindle.core.generate import random_problem, random_schedule
 from rekindle.report import account
-from rekindle.report.trace import chrome_trace, memory_snapshot, snapshot_bytes
+from rekindle.report.exports import chrome_trace, memory_snapshot, snapshot_bytes
 
 
 def replayed(snapshot):

@@ -17,12 +17,12 @@ from rekindle.core.generate import chain, random_problem, transformer
 from rekindle.core.solution import Status
 from rekindle.errors import SolverRefused
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.auto import Auto, _Search
+from rekindle.solve.auto.auto import Auto, _Search
+from rekindle.solve.auto.incumbent import alike_values
 from rekindle.solve.base import trivial_floor, without_dead_ops
-from rekindle.solve.bound import best_bound
-from rekindle.solve.incumbent import alike_values
+from rekindle.solve.lower_bound import best_bound
+from rekindle.solve.min_budget import min_budget
 from rekindle.solve.pareto import Point, envelope, pareto
-from rekindle.solve.smallest import min_budget
 
 AUTO = find_solver("auto")
 tiny = st.builds(

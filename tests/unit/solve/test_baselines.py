@@ -16,7 +16,7 @@ from rekindle.core import (
 from rekindle.core.generate import chain, random_problem, random_schedule, transformer, unet
 from rekindle.solve import run_solver
 from rekindle.solve.baselines import Floor, KeepAll, Sqrt, segmented
-from rekindle.solve.smallest import min_budget
+from rekindle.solve.min_budget import min_budget
 
 INSTANCES = ("RL1", "RL2", "RL3", "RL4", "CM1", "CM2")
 

@@ -5,7 +5,7 @@ from random import Random
 from rekindle import _native
 from rekindle.core import keep_all, simulate
 from rekindle.core.generate import transformer
-from rekindle.solve.bound import cost_bound
+from rekindle.solve.lower_bound import cost_bound
 
 
 def test_a_clock_that_runs_out_inside_leaves_a_bound():

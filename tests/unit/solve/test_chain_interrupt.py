@@ -7,8 +7,8 @@ import pytest
 from rekindle.core import keep_all, simulate
 from rekindle.core.generate import chain, transformer
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.rockmate import Rockmate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.rockmate import Rockmate
 
 
 @pytest.mark.parametrize(("name", "length"), [("rotor", 390), ("rotor-floating", 79)])

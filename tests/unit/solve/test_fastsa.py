@@ -13,8 +13,8 @@ from rekindle.core import Op, Problem, Status, Value, keep_all, read_problem, si
 from rekindle.core.generate import random_problem, random_schedule, transformer
 from rekindle.errors import SolverRefused
 from rekindle.solve import listen, run_solver
+from rekindle.solve.anneal.fastsa import FastSA, Reorder
 from rekindle.solve.base import without_dead_ops
-from rekindle.solve.fastsa import FastSA, Reorder
 
 # Cost increase in per cent at 90, 80 and 70 % of keep-all: FastSA's paper, Table 1, + 0.1 points.
 # Where the paper is over budget: RL1 2.2 (77.3 %) and RL3 4.8 (73.5 %) at 70 %, what we reach.
@@ -250,7 +250,7 @@ def test_interrupt_returns_the_best_so_far():
         from rekindle.core.generate import transformer
         from rekindle.core import keep_all, simulate
         from rekindle.solve import run_solver
-        from rekindle.solve.fastsa import FastSA
+        from rekindle.solve.anneal.fastsa import FastSA
         problem = transformer(6)
         budget = simulate(problem, keep_all(problem)).peak * 6 // 10
         threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -272,7 +272,7 @@ def test_fifty_thousand_ops_in_less_than_a_gigabyte():
         from rekindle.core.generate import chain, random_layered
         from rekindle.core import keep_all, simulate
         from rekindle.solve import run_solver
-        from rekindle.solve.fastsa import FastSA
+        from rekindle.solve.anneal.fastsa import FastSA
         for problem in (chain(12_500), random_layered(50_000)):
             assert len(problem.ops) >= 25_000, len(problem.ops)
             budget = simulate(problem, keep_all(problem)).peak * 95 // 100

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from rekindle.solve import highs
-from rekindle.solve.highs import INF, GrowingLP, Model, Outcome, solve_mip
+from rekindle.solve.backends import highs
+from rekindle.solve.backends.highs import INF, GrowingLP, Model, Outcome, solve_mip
 
 
 def knapsack(seed: int, num_items: int) -> tuple[Model, list[int], list[int], int]:

@@ -10,16 +10,16 @@ import pytest
 from rekindle.core import Problem, Status, keep_all, read_problem, simulate
 from rekindle.core.generate import TrainingGraph, chain, transformer, unet
 from rekindle.errors import SolverRefused
-from rekindle.partition.base import Graph, Group, layer_graph, read_layers
 from rekindle.partition.hierarchy import HPartition, intervals
-from rekindle.partition.repeated import cut_part
+from rekindle.partition.layer_graph import Graph, Group, layer_graph, read_layers
+from rekindle.partition.parts import cut_part
 from rekindle.partition.separators import find_rows
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.checkmate import Checkmate
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.makers import ByTWRemat, keep_everything
-from rekindle.solve.options import Option, measure
-from rekindle.solve.rockmate import Blocks, ByCheckmate, Rockmate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.option_makers import ByTWRemat, keep_everything
+from rekindle.solve.hierarchy.options import Option, measure
+from rekindle.solve.hierarchy.rockmate import Blocks, ByCheckmate, Rockmate
+from rekindle.solve.staged.checkmate import Checkmate
 
 INSTANCES = Path(__file__).parents[2] / "instances"
 

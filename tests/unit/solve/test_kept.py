@@ -13,8 +13,8 @@ import pytest
 from property.training_graphs import training_graph
 from rekindle.core import Problem, Status, keep_all, simulate
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve import kept as kept_module
-from rekindle.solve.kept import (
+from rekindle.solve import solution_cache as kept_module
+from rekindle.solve.solution_cache import (
     Question,
     keep,
     recall,

@@ -11,7 +11,7 @@ from rekindle.core import Op, Problem, Schedule, Status, Value, generate, keep_a
 from rekindle.errors import SolverRefused
 from rekindle.partition.chain import Stage, chain_of_stages, find_chain
 from rekindle.solve import run_solver
-from rekindle.solve.chain_program import (
+from rekindle.solve.chains.chain_dp import (
     Rule,
     Run,
     best_sequence,
@@ -19,7 +19,7 @@ from rekindle.solve.chain_program import (
     segment_steps,
     solve_chain,
 )
-from rekindle.solve.rotor import Revolve, Rotor, RotorFloating, Sequential
+from rekindle.solve.chains.rotor import Revolve, Rotor, RotorFloating, Sequential
 
 # Table 2: sizes in 0.01 MB, times in 0.01 ms. Where a-bar is printed below a, a counts.
 TOY_A = (763, 954, 1068, 1106, 1068, 954, 763)

@@ -23,14 +23,14 @@ from rekindle.core import (
 from rekindle.core.generate import random_problem
 from rekindle.errors import SolverUnavailable
 from rekindle.solve import find_solver, listen, run_solver
+from rekindle.solve.backends.cpsat import _Worker
+from rekindle.solve.backends.highs import Outcome, solve_mip
 from rekindle.solve.base import unavailable, without_dead_ops
-from rekindle.solve.checkmate import Checkmate, cheapest_staged
-from rekindle.solve.checkmate_lp import CheckmateLP
-from rekindle.solve.cpsat import _Worker
-from rekindle.solve.highs import Outcome, solve_mip
-from rekindle.solve.moccasin import Moccasin
-from rekindle.solve.staged_model import StagedModel
-from rekindle.solve.stages import Stages, runs_for_kept, staged_like, without_idle_runs
+from rekindle.solve.staged.checkmate import Checkmate, cheapest_staged
+from rekindle.solve.staged.checkmate_lp import CheckmateLP
+from rekindle.solve.staged.moccasin import Moccasin
+from rekindle.solve.staged.staged_milp import StagedModel
+from rekindle.solve.staged.staged_space import Stages, runs_for_kept, staged_like, without_idle_runs
 
 SOLVERS = (Checkmate(), CheckmateLP(), Moccasin())
 names = [solver.name for solver in SOLVERS]
@@ -323,7 +323,7 @@ def test_cp_sat_and_highs_in_one_process():
 
 
 def test_a_worker_that_dies_is_an_error_with_a_sentence(instances, monkeypatch):
-    monkeypatch.setattr("rekindle.solve.cpsat._START", "raise SystemExit(3)")
+    monkeypatch.setattr("rekindle.solve.backends.cpsat._START", "raise SystemExit(3)")
     _Worker.close_idle()
     problem = read_problem(instances / "CM1.json")
     solution = run_solver(Moccasin(), problem, part_of_peak(problem, 80), time_limit_s=10)

@@ -17,8 +17,7 @@ from rekindle.core import (
 from rekindle.core.generate import random_schedule, transformer
 from rekindle.errors import InvalidSchedule, SolverRefused, WishRefused
 from rekindle.solve import find_solver
-from rekindle.solve.pareto import pareto
-from rekindle.solve.wishes import (
+from rekindle.solve.constraints import (
     as_asked,
     check_wishes,
     constrain,
@@ -27,6 +26,7 @@ from rekindle.solve.wishes import (
     run_with_wishes,
     wishes_of,
 )
+from rekindle.solve.pareto import pareto
 
 SOLVERS = ("auto", "fastsa", "checkmate", "moccasin", "hiremate", "twremat", "sqrt", "keep-all")
 

@@ -6,8 +6,8 @@
 - `random_schedule`: a valid schedule of any problem, with repeats.
 """
 
-from rekindle.core.generate.anything import random_problem, random_schedule
 from rekindle.core.generate.layered import random_layered
+from rekindle.core.generate.random_problems import random_problem, random_schedule
 from rekindle.core.generate.training import TrainingGraph, chain, transformer, unet
 
 __all__ = [

@@ -1,0 +1,215 @@
+"""`cache`, and what commands that profile share: their options and the progress of profiling."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rekindle.cli import printing
+from rekindle.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
+    from rekindle.pipeline import Plan
+    from rekindle.profile import ProfileListener, ProfileProgress
+
+
+def add_commands(commands: Any) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="the measurements and solutions kept on disk",
+        description="Measured ops and solved problems are kept on disk ($REKINDLE_CACHE_DIR, else "
+        "the user's cache folder), so that a model is profiled and solved once.",
+        allow_abbrev=False,
+    )
+    actions = cache.add_subparsers(metavar="info|clear", required=True)
+    info = actions.add_parser("info", help="where it is and what it holds", allow_abbrev=False)
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run=run_info)
+    clear = actions.add_parser("clear", help="forget all of it", allow_abbrev=False)
+    clear.add_argument("--json", action="store_true", help="print one JSON object")
+    clear.set_defaults(run=run_clear)
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """For commands that plan or capture a model."""
+    group = parser.add_argument_group("costs of ops")
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--profile",
+        choices=("measure", "estimate"),
+        help="run each distinct op on this machine's device (default), or estimate its cost",
+    )
+    choice.add_argument(
+        "--device-profile",
+        metavar="NAME",
+        help="estimate for another device: a100, h100, h200, rtx4090, cpu, or an own FILE.toml",
+    )
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """A budget for the whole device, beside `--budget` for the step."""
+    group = parser.add_argument_group("budget of the whole device")
+    group.add_argument(
+        "--device-budget", metavar="B", help='a size, a fraction of the device, or "auto"'
+    )
+    group.add_argument(
+        "--headroom", metavar="H", default="0.05", help="kept free: a fraction or a size (0.05)"
+    )
+    group.add_argument(
+        "--optimizer", metavar="NAME", help="whose state is to fit too, such as adamw"
+    )
+
+
+def profile_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options above as `rekindle.plan` takes them."""
+    options: dict[str, Any] = {}
+    if arguments.device_profile:
+        options["device_profile"] = arguments.device_profile
+    else:
+        options["profile"] = arguments.profile or "measure"
+    return options
+
+
+def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.device_budget is None:
+        return {}
+    headroom = arguments.headroom
+    if headroom == "0":
+        headroom = 0
+    elif headroom.replace(".", "", 1).isdigit() and "." in headroom:
+        headroom = float(headroom)
+    return {
+        "device_budget": arguments.device_budget,
+        "headroom": headroom,
+        "optimizer": arguments.optimizer,
+    }
+
+
+def profile_record(plan: "Plan") -> dict[str, Any]:
+    """How a plan's costs and budget came about, as JSON data."""
+    profile = plan.profile
+    record: dict[str, Any] = {
+        "device": profile.device,
+        "costs": {source.value: count for source, count in profile.num_by_source.items()},
+        "not_measured": [list(item) for item in profile.not_measured],
+    }
+    if plan.device_budget is not None:
+        record["device_budget"] = dict(plan.device_budget.rows())
+    return record
+
+
+def profile_lines(plan: "Plan") -> list[str]:
+    """The same for people: which numbers are not measured, and what was left for a step."""
+    lines = [f"costs: {plan.profile.summary()}"]
+    lines += [f"not measured: {target}: {why}" for target, why in plan.profile.not_measured[:10]]
+    if len(plan.profile.not_measured) > 10:
+        lines.append(f"and {len(plan.profile.not_measured) - 10} more")
+    if plan.device_budget is not None:
+        lines.append(f"device budget {plan.device_budget}")
+    return lines
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    from rekindle.profile.cache import cache_dir, cache_info
+    from rekindle.solve.solution_cache import solutions_dir, solutions_info
+
+    files = cache_info()
+    num_solutions, solution_bytes = solutions_info()
+    if arguments.json:
+        printing.print_json(
+            {
+                "path": str(cache_dir()),
+                "num_ops": sum(f.num_ops for f in files),
+                "num_bytes": sum(f.num_bytes for f in files),
+                "solutions_path": str(solutions_dir()),
+                "num_solutions": num_solutions,
+                "solutions_bytes": solution_bytes,
+                "environments": [
+                    {
+                        "device": f.device,
+                        "torch": f.torch_version,
+                        "num_ops": f.num_ops,
+                        "num_bytes": f.num_bytes,
+                    }
+                    for f in files
+                ],
+            }
+        )
+        return ExitCode.DONE
+    print(cache_dir())
+    if files:
+        rows = [(f.device, f.torch_version, f"{f.num_ops:,}", f"{f.num_bytes:,}") for f in files]
+        print(printing.table(("device", "torch", "ops", "bytes"), rows, left=2))
+    else:
+        print("no measurements")
+    print(solutions_dir())
+    print(f"{num_solutions:,} solutions, {solution_bytes:,} bytes")
+    return ExitCode.DONE
+
+
+def run_clear(arguments: argparse.Namespace) -> int:
+    from rekindle.profile.cache import cache_clear, cache_info
+    from rekindle.solve.solution_cache import solutions_clear
+
+    num_ops = sum(f.num_ops for f in cache_info())
+    num_files = cache_clear()
+    num_solutions = solutions_clear()
+    if arguments.json:
+        printing.print_json(
+            {"num_ops": num_ops, "num_files": num_files, "num_solutions": num_solutions}
+        )
+    else:
+        print(
+            f"{num_ops:,} measurements of {num_files} environments and {num_solutions:,} "
+            "solutions removed"
+        )
+    return ExitCode.DONE
+
+
+@contextmanager
+def profiling_shown(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
+    """A listener for `on_progress`: a bar on a terminal, plain lines elsewhere, all on stderr."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar() as listener:
+            yield listener
+    else:
+        yield _plain
+
+
+@contextmanager
+def _bar() -> "Iterator[ProfileListener]":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("measuring ops"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[clock]}  {task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, clock="")
+
+        def listener(seen: "ProfileProgress") -> None:
+            progress.update(
+                task,
+                total=seen.num_total,
+                completed=seen.num_done,
+                description=seen.op,
+                clock=f"{seen.elapsed_s:.0f} s of about {max(seen.expected_s, seen.elapsed_s):.0f}",
+            )
+
+        yield listener
+
+
+def _plain(seen: "ProfileProgress") -> None:
+    if seen.num_done == 0:
+        text = f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s"
+    elif seen.num_done == seen.num_total:
+        text = f"measured {seen.num_total} distinct ops in {seen.elapsed_s:.1f} s"
+    else:
+        return
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,61 @@
+"""Which steps of a schedule run as one kernel with the step that follows.
+
+A residual sum and the layer norm that reads it, where the one comes right after the other. Nothing
+of the plan changes but one thing: what the sum reads last lives on until the norm is made. That is
+allowed where no step's memory passes the peak that the simulation has for the schedule.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from rekindle.core import Problem, Schedule, simulate
+from rekindle.lower.lifetimes import Lifetimes
+from rekindle.program.program import Program, ProgramOp
+
+aten = torch.ops.aten
+
+# Of the peak: the allocator's blocks were counted for the order without joins.
+ROOM = 0.98
+
+
+def joined_steps(
+    program: Program, steps: Sequence[int], lives: Lifetimes, problem: Problem | None
+) -> frozenset[int]:
+    """The first steps of such pairs. Without a problem: of those that need no memory."""
+    pairs = [t for t in range(len(steps) - 1) if _is_pair(program, steps, lives, t)]
+    if not pairs:
+        return frozenset()
+    trace = None if problem is None else simulate(problem, Schedule(tuple(steps)))
+    found = []
+    for t in pairs:
+        later = _kept_longer(program.ops[steps[t]], lives, t)
+        if not later:
+            found.append(t)
+        elif trace is not None and problem is not None:
+            more = sum(problem.values[v].size for v in later)
+            if trace.memory[t + 1] + more <= ROOM * trace.peak:
+                found.append(t)
+    return frozenset(found)
+
+
+def _is_pair(program: Program, steps: Sequence[int], lives: Lifetimes, t: int) -> bool:
+    first, second = program.ops[steps[t]], program.ops[steps[t + 1]]
+    if len(first.nodes) != 1 or len(second.nodes) != 1:
+        return False
+    total, norm = first.nodes[0], second.nodes[0]
+    if "with_sum" not in norm.meta or norm.args[0] is not total:
+        return False
+    if total.target is not aten.add.Tensor or first.writes or second.writes:
+        return False
+    made = first.makes[total.meta["storage"]]
+    return second.instead is None and lives.reads[t + 1].get(made) == lives.makes[t][made]
+
+
+def _kept_longer(first: ProgramOp, lives: Lifetimes, t: int) -> list[int]:
+    """Values that would be gone before the norm is made: all that the sum reads last, but for the
+    one that it is written over."""
+    dying = [v for v, copy in lives.reads[t].items() if lives.dies(copy, t)]
+    if first.instead is not None and first.instead.source in dying:
+        dying.remove(first.instead.source)
+    return dying

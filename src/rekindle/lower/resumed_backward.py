@@ -1,0 +1,82 @@
+"""The backward of one plan after the forward of another.
+
+Where other gradients arrive than a plan expects, its forward has run already. The backward for
+those begins with what that forward has saved, and makes again what it lacks.
+"""
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from rekindle.capture import op_effects
+from rekindle.lower.emit import Carried, Emitter, Saved, Stretch
+from rekindle.lower.lifetimes import lifetimes
+from rekindle.program.program import Program
+
+
+def emit_resumed(
+    program: Program, saved: Sequence[Saved]
+) -> tuple[Stretch, tuple[int, ...]] | None:
+    """The whole backward of a program in one stretch, which begins with the saved list of another
+    plan with the same forward and all tangents, and which of that list it writes over; None where
+    the list does not suffice."""
+    value_of = {(v.storage, v.state): i for i, v in enumerate(program.values) if not v.resident}
+    values = [
+        None if entry.state < 0 else value_of.get((entry.node.meta["storage"], entry.state))
+        for entry in saved
+    ]
+    there = [v for v in values if v is not None]
+    states = {entry.node for entry in saved if entry.state < 0}
+    steps = _steps(program, set(there), states)
+    if steps is None:
+        return None
+    forward = {i for i, op in enumerate(program.ops) if op.phase == "forward"}
+    replays = {n: t for t, i in enumerate(steps) for n in program.ops[i].nodes if n in states}
+    lives = lifetimes(program, steps, there)
+    emitter = Emitter(program, steps, lives, replays, seen=forward)
+    carried = [
+        Carried(entry.node, None)
+        if entry.state < 0
+        else None
+        if value is None
+        else Carried(entry.node, lives.started[value])
+        for entry, value in zip(saved, values, strict=True)
+    ]
+    emitter.watch(carried)
+    emitter.begin(carried, list(emitter.tangents))
+    for t in range(1, len(steps)):
+        emitter.step(t)
+    run, source = emitter.end([emitter.gradient(leaf) for leaf in emitter.leaves])
+    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source)
+    return stretch, tuple(sorted(emitter.written))
+
+
+def _steps(program: Program, there: set[int], states: set[fx.Node]) -> tuple[int, ...] | None:
+    """The loss and the backward in the listed order, each op preceded by what it lacks."""
+    producer = {v: i for i, op in enumerate(program.ops) for v in op.outputs}
+    loss = next(i for i, op in enumerate(program.ops) if op.phase == "loss")
+    there = there | {v for v, value in enumerate(program.values) if value.storage is None}
+    there |= {v for v, value in enumerate(program.values) if value.resident}
+    there |= set(program.ops[loss].outputs)
+    steps = [loss]
+    for i, op in enumerate(program.ops):
+        stack = [i] if op.phase == "backward" else []
+        while stack:
+            top = program.ops[stack[-1]]
+            missing = [v for v in top.inputs if v not in there]
+            if missing:
+                stack += [producer[v] for v in missing]
+                if len(stack) > len(program.ops) * 4:
+                    return None
+                continue
+            now = stack.pop()
+            if now != i and all(v in there for v in top.outputs):
+                continue
+            random = [n for n in top.nodes if op_effects.is_random(n.target)]
+            if top.phase == "forward" and (
+                not top.recomputable or any(n not in states for n in random)
+            ):
+                return None
+            steps.append(now)
+            there |= set(top.outputs)
+    return tuple(steps)

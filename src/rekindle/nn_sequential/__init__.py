@@ -1,0 +1,1 @@
+"""`rekindle.sequential`: chains of modules, planned without capturing a graph."""

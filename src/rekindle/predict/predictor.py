@@ -1,0 +1,93 @@
+"""What a planned step will need: its peak by the device's allocator, its time by its stream."""
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+from rekindle.capture import op_effects
+from rekindle.core import Problem, Schedule, keep_all, simulate
+from rekindle.predict.caching_allocator import pool_peak
+from rekindle.predict.step_measurement import Prediction
+from rekindle.profile.base import Profile
+from rekindle.profile.block_sizes import blocks_of, expandable_segments
+from rekindle.profile.profiler import stream_sums
+from rekindle.program import Program, charged_nodes
+
+# A random op that runs again keeps the generator's state of its first run: on the CPU a tensor of
+# this size per op (on a GPU a few bytes, on the host). The problem has no value for it.
+_CPU_RANDOM_STATE_BYTES = 5056
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Foretells what `measure` will find, for any schedule of one problem."""
+
+    program: Program
+    profile: Profile
+    problem: Problem
+
+    @functools.cached_property
+    def keep_all_bytes(self) -> int:
+        """The peak when nothing is recomputed; a planner asks for it more than once."""
+        return self.peak_bytes(keep_all(self.problem))
+
+    def peak_bytes(self, schedule: Schedule) -> int:
+        """At least the simulated peak, and what the allocator will count: on a GPU its blocks may
+        be larger than the requests."""
+        trace = simulate(self.problem, schedule)
+        ones = self._root_gradients_bytes()
+        if self.profile.kind != "cuda":
+            states = self._num_states(schedule)
+            kept = (_CPU_RANDOM_STATE_BYTES * n for n in states)
+            return ones + max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
+        if expandable_segments():
+            return ones + trace.peak
+        # In a real pool other blocks may be lying about.
+        return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
+
+    def step_ns(self, schedule: Schedule) -> int:
+        if self.profile.kind != "cuda":
+            return simulate(self.problem, schedule).cost
+        return max(self.stream_sums(schedule))
+
+    def stream_sums(self, schedule: Schedule) -> tuple[int, int]:
+        """How long the host needs to issue a step, and how long a GPU to run it."""
+        nodes = charged_nodes(self.program)
+        return stream_sums(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
+
+    def _root_gradients_bytes(self) -> int:
+        """The gradient of one that `loss.backward()` makes for a scalar and holds to its end; where
+        the loss is the caller's, that scalar too."""
+        blocks = blocks_of(self.profile.kind)
+        joint = self.program.joint
+        losses = [joint.outputs[t.output].meta["val"] for t in joint.tangents]
+        own = sum(blocks.block_bytes(v.dtype.itemsize) for v in losses if v.dim() == 0)
+        return own if all(v.dim() == 0 for v in losses) else own + 2 * blocks.block_bytes(4)
+
+    def _num_states(self, schedule: Schedule) -> list[int]:
+        """Per step: how many random ops' states are kept, each from its first to its last run, and
+        the stream's own while an earlier state stands in for it."""
+        random = {
+            op_id
+            for op_id, op in enumerate(self.program.ops)
+            if any(op_effects.is_random(node.target) for node in op.nodes)
+        }
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for step, op_id in enumerate(schedule.ops):
+            if op_id in random:
+                first.setdefault(op_id, step)
+                last[op_id] = step
+        changes = [0] * (len(schedule.ops) + 1)
+        for op_id, step in first.items():
+            if last[op_id] > step:
+                changes[step] += 1
+                changes[last[op_id] + 1] -= 1
+        kept = itertools.accumulate(changes[:-1])
+        return [
+            count + (op_id in first and first[op_id] < step)
+            for step, (op_id, count) in enumerate(zip(schedule.ops, kept, strict=True))
+        ]

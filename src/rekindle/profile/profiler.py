@@ -1,0 +1,258 @@
+"""The stage itself: nodes of a graph, each with `meta["val"]` -> Profile.
+
+Distinct calls are found first; each is estimated, measured or taken from the disk cache once, for
+all nodes that make it. What cannot be measured falls back to the estimate, by name and with reason.
+
+Costs of a stream. The host issues ops in order and the device works them off in order; steps follow
+each other without waiting, so the host runs ahead until one of the two is always at work: a step
+takes the longer of the two sums (`stream_ns`). Planning needs a number per op whose sum is the
+step: device time, plus the same share of the excess of host time everywhere, chosen so that the sum
+over the graph is that of its stream.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import fx
+
+from rekindle.profile.base import OpProfile, Profile, Source
+from rekindle.profile.cache import ProfileCache, device_name, environment
+from rekindle.profile.device import DeviceDescription, load_device
+from rekindle.profile.estimate import estimate
+from rekindle.profile.measure import Bench, DeviceLost, DoesNotFit, bench_for, measure, undisturbed
+from rekindle.profile.op_signature import OpCall, QuickKeys, signature
+
+_SETUP_S = {"cpu": 0.015, "cuda": 0.012}  # per distinct op: inputs, memory run, repeats
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileProgress:
+    num_done: int
+    num_total: int
+    op: str  # measured next
+    elapsed_s: float
+    expected_s: float  # of the whole, known before the first op runs
+
+
+ProfileListener = Callable[[ProfileProgress], None]
+
+
+def profile_nodes(
+    nodes: Iterable[fx.Node],
+    device: torch.device | str | None = None,
+    *,
+    how: Literal["measure", "estimate"] = "measure",
+    description: DeviceDescription | None = None,
+    cache: bool = True,
+    on_progress: ProfileListener | None = None,
+) -> Profile:
+    """Numbers for every call_function node, measured on `device` or estimated.
+
+    `device` defaults to where the nodes' tensors are. With a `description` of another device the
+    numbers are estimates for that one, and nothing is run.
+    """
+    start = time.perf_counter()
+    names, which, calls = distinct_calls(nodes)
+    where = torch.device(device) if device is not None else _device_of(calls)
+    if how == "estimate" or description is not None:
+        return _estimated(start, names, which, calls, description or describe(where))
+    known = ProfileCache(environment(where)) if cache else None
+    ops: list[OpProfile | None] = [None if known is None else known.get(c.key) for c in calls]
+    missing = [i for i, op in enumerate(ops) if op is None]
+    if missing:
+        fresh = _measure_all([calls[i] for i in missing], where, on_progress)
+        for i, op in zip(missing, fresh, strict=True):
+            ops[i] = op
+        if known is not None:
+            known.put(
+                (calls[i].key, op)
+                for i, op in zip(missing, fresh, strict=True)
+                if op.source is Source.MEASURED
+            )
+    found = [op for op in ops if op is not None]
+    wall_s = time.perf_counter() - start
+    name = device_name(where)
+    return assemble(name, where.type, names, which, calls, found, wall_s)
+
+
+def estimate_nodes(nodes: Iterable[fx.Node], device: DeviceDescription) -> Profile:
+    """Numbers for every call_function node on the described device, without running anything."""
+    return _estimated(time.perf_counter(), *distinct_calls(nodes), device)
+
+
+def describe(device: torch.device) -> DeviceDescription:
+    """The shipped description that is nearest to a device of this machine."""
+    if device.type != "cuda":
+        return load_device("cpu")
+    if torch.cuda.is_available():
+        title = torch.cuda.get_device_name(device).lower().replace(" ", "")
+        for name in ("h200", "h100", "a100", "rtx4090"):
+            if name in title:
+                return load_device(name)
+    return load_device("a100")
+
+
+def expected_s(calls: Sequence[OpCall], device: torch.device) -> float:
+    """How long measuring these calls will take, by the estimate of each."""
+    description = describe(device)
+    runs = 12  # batches of at least 2 ms, and longer ops about this often
+    work_ns = sum(estimate(call, description).device_ns for call in calls)
+    return len(calls) * _SETUP_S.get(device.type, 0.02) + runs * work_ns / 1e9
+
+
+def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list[OpCall]]:
+    """Node names, per node the position of its call, and the distinct calls."""
+    names: list[str] = []
+    which: list[int] = []
+    calls: list[OpCall] = []
+    quick = QuickKeys()
+    seen: dict[Hashable, int] = {}
+    position: dict[str, int] = {}
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        key: Hashable = None
+        try:
+            key = quick.key(node)
+            index = seen.get(key, -1)
+        except TypeError:  # an argument that cannot be hashed
+            index = -1
+        if index < 0:
+            call = signature(node)
+            index = position.setdefault(call.key, len(calls))
+            if index == len(calls):
+                calls.append(call)
+            if key is not None:
+                seen[key] = index
+        names.append(node.name)
+        which.append(index)
+    return names, which, calls
+
+
+def stream_ns(ops: Iterable[OpProfile]) -> int:
+    """How long host and device need for these ops, in one of many steps."""
+    return max(stream_sums(ops))
+
+
+def stream_sums(ops: Iterable[OpProfile]) -> tuple[int, int]:
+    """How long the host needs to issue these ops, and how long the device to run them."""
+    issued = done = 0
+    for op in ops:
+        issued += op.host_ns
+        done += op.device_ns
+    return issued, done
+
+
+def assemble(
+    device: str,
+    kind: str,
+    names: list[str],
+    which: list[int],
+    calls: list[OpCall],
+    ops: list[OpProfile],
+    wall_s: float,
+) -> Profile:
+    return Profile(
+        device=device,
+        kind=kind,
+        names=tuple(names),
+        which=tuple(which),
+        ops=tuple(_with_stream_costs(kind, which, ops)),
+        targets=tuple(call.name for call in calls),
+        wall_s=wall_s,
+    )
+
+
+def _with_stream_costs(kind: str, which: list[int], ops: list[OpProfile]) -> list[OpProfile]:
+    """Costs whose sum over the graph is the time of its stream."""
+    if kind == "cpu":
+        # The host is the device: an op costs its time, and so does a view.
+        return [dataclasses.replace(op, cost_ns=max(op.device_ns, op.host_ns)) for op in ops]
+    work = sum(ops[i].device_ns for i in which)
+    excess = sum(max(0, ops[i].host_ns - ops[i].device_ns) for i in which)
+    share = (stream_ns(ops[i] for i in which) - work) / excess if excess else 0.0
+    return [
+        dataclasses.replace(
+            op, cost_ns=op.device_ns + round(share * max(0, op.host_ns - op.device_ns))
+        )
+        for op in ops
+    ]
+
+
+def _estimated(
+    start: float,
+    names: list[str],
+    which: list[int],
+    calls: list[OpCall],
+    device: DeviceDescription,
+) -> Profile:
+    ops = [estimate(call, device) for call in calls]
+    wall_s = time.perf_counter() - start
+    return assemble(device.name, device.kind, names, which, calls, ops, wall_s)
+
+
+def _measure_all(
+    calls: Sequence[OpCall], device: torch.device, on_progress: ProfileListener | None
+) -> list[OpProfile]:
+    description = describe(device)
+    start = time.perf_counter()
+    expected = expected_s(calls, device)
+    ops: list[OpProfile] = []
+    lost = ""
+    bench: Bench | None = None
+    try:
+        bench = bench_for(device)
+    except RuntimeError as error:
+        lost = f"the device cannot be used: {_first_line(error)}"
+    for position, call in enumerate(calls):
+        if on_progress is not None:
+            elapsed = time.perf_counter() - start
+            on_progress(ProfileProgress(position, len(calls), call.name, elapsed, expected))
+        if bench is None or lost:
+            ops.append(estimate(call, description, note=lost))
+            continue
+        op, lost = _measure_or_estimate(call, bench, description)
+        ops.append(op)
+    if bench is not None and not lost:
+        bench.release()
+    if on_progress is not None:
+        elapsed = time.perf_counter() - start
+        on_progress(ProfileProgress(len(calls), len(calls), "", elapsed, expected))
+    return ops
+
+
+def _measure_or_estimate(
+    call: OpCall, bench: Bench, description: DeviceDescription
+) -> tuple[OpProfile, str]:
+    """The numbers of one op, and why the device is lost if it is."""
+    try:
+        # Seeded by the op alone: the same op gets the same data in every process.
+        generator = torch.Generator(device=bench.device).manual_seed(0)
+        with undisturbed(bench.device):
+            return measure(call, bench, generator), ""
+    except DoesNotFit as error:
+        note = f"does not fit on the device: {error}"
+        return dataclasses.replace(estimate(call, description, note=note), fits=False), ""
+    except DeviceLost as error:
+        note = f"the device was lost: {error}"
+        return estimate(call, description, note=note), note
+    except Exception as error:  # whatever an op throws when run alone, planning goes on
+        note = f"fails when run alone: {type(error).__name__}: {_first_line(error)}"
+        return estimate(call, description, note=note), ""
+
+
+def _device_of(calls: Sequence[OpCall]) -> torch.device:
+    """Where the work is done: a GPU if any op is there."""
+    kinds = {call.device for call in calls}
+    kind = next((k for k in sorted(kinds) if k != "cpu"), "cpu")
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(kind)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

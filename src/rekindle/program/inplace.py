@@ -1,0 +1,100 @@
+"""Where an op may write its result over an argument: the same kernel, told to put its output there.
+
+Only kernels that are exact in place stand in `OVER`: those that read the element, or the row, that
+they write and nothing else after writing it. `test_inplace` compares each of them bit for bit with
+its ordinary form. Whether the argument really dies is the schedule's to say; where it does not, the
+op runs as eager runs it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from rekindle.rewrite import cross_entropy
+
+aten = torch.ops.aten
+
+_ELEMENTWISE = (
+    *("neg", "exp", "sigmoid", "silu", "tanh", "gelu", "rsqrt", "sqrt", "reciprocal", "sin", "cos"),
+    *("erf", "log", "hardswish", "hardsigmoid", "clamp", "clamp_min", "leaky_relu", "elu"),
+    *("softplus", "mish", "maximum", "minimum"),
+)
+_ELEMENTWISE_GRADIENTS = tuple(
+    f"{name}_backward"
+    for name in (
+        *("gelu", "silu", "sigmoid", "tanh", "threshold", "elu", "leaky_relu", "hardtanh"),
+        *("hardsigmoid", "softplus"),
+    )
+)
+
+# Op -> the form of it that is told where to write, and the name of that argument.
+OVER: dict[Any, tuple[Any, str]] = {
+    **{getattr(aten, name).default: (getattr(aten, name).out, "out") for name in _ELEMENTWISE},
+    **{
+        getattr(aten, name).default: (getattr(aten, name).grad_input, "grad_input")
+        for name in _ELEMENTWISE_GRADIENTS
+    },
+    **{
+        getattr(aten, n).Tensor: (getattr(aten, n).out, "out") for n in ("add", "sub", "mul", "div")
+    },
+    aten.pow.Tensor_Scalar: (aten.pow.Tensor_Scalar_out, "out"),
+    aten.where.self: (aten.where.self_out, "out"),
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._log_softmax.default: (aten._log_softmax.out, "out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
+    cross_entropy.whole: (cross_entropy.over, "out"),
+}
+
+# Eager's engine adds gradients up in place, whatever their size; the rest is worth a thought only
+# where it frees a page.
+_SMALL = 4096
+
+# These work on rows: exact in place along the last dimension.
+_ROWS = {aten._softmax.default: 1, aten._log_softmax.default: 1}
+_ROWS |= {aten._softmax_backward_data.default: 2, aten._log_softmax_backward_data.default: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """One argument that a call may write its result over, and the call that does so."""
+
+    argument: fx.Node
+    target: Any
+    out_name: str
+
+
+def candidates(node: fx.Node) -> Iterable[Over]:
+    """The arguments of this call that its result fits over, in the order of the arguments."""
+    found = OVER.get(node.target) or getattr(node.target, "over", None)
+    if found is None or not isinstance(node.meta.get("val"), torch.Tensor):
+        return
+    if node.target in _ROWS and not _along_rows(node, _ROWS[node.target]):
+        return
+    for argument in node.args:
+        if isinstance(argument, fx.Node) and _fits(argument, node):
+            others = [a for a in node.all_input_nodes if a is not argument]
+            if not any(a.meta["storage"] == argument.meta["storage"] for a in others):
+                yield Over(argument, *found)
+
+
+def _along_rows(node: fx.Node, position: int) -> bool:
+    out, dim = node.meta["val"], node.args[position]
+    assert isinstance(dim, int)
+    return bool(dim % max(out.dim(), 1) == out.dim() - 1 and out.is_contiguous())
+
+
+def _fits(argument: fx.Node, node: fx.Node) -> bool:
+    """The same elements in the same places, and both the whole of their storages."""
+    val, out, size = argument.meta.get("val"), node.meta["val"], argument.meta.get("storage_bytes")
+    return bool(
+        isinstance(val, torch.Tensor)
+        and (size >= _SMALL or node.target is aten.add.Tensor)
+        and val.shape == out.shape
+        and val.stride() == out.stride()
+        and val.dtype == out.dtype
+        and val.numel() * val.element_size() == size == out.untyped_storage().nbytes()
+    )

@@ -1,0 +1,1 @@
+"""CUDA source of the kernels that the rewrites put in."""

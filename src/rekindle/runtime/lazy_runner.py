@@ -1,0 +1,49 @@
+"""The runner of a plan, made when the plan is first called.
+
+Planning needs no code: who compares budgets, writes a plan file or reads a report never runs most
+of what is planned. A schedule is checked and simulated before it comes here, and what a call would
+have to refuse for the model's sake (`Guards`) is refused at once.
+"""
+
+import threading
+
+from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.core import Problem, Schedule
+from rekindle.lower.guards import Guards
+from rekindle.program import Program
+from rekindle.runtime.runner import Runner
+from rekindle.torch_compat import outside_modes
+
+
+class LateRunner:
+    __slots__ = ("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_runner", "_schedule")
+
+    def __init__(
+        self, program: Program, problem: Problem, schedule: Schedule, cuda_graph: bool = False
+    ) -> None:
+        self._program = program
+        self._problem = problem
+        self._schedule = schedule
+        self._cuda_graph = cuda_graph
+        self._guards = Guards(program.joint)
+        self._lock = threading.Lock()
+        self._runner: Runner | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return self._runner is not None
+
+    def get(self) -> Runner:
+        if self._runner is None:
+            # The modes around the first call (a counter of operations, say) are not meant for the
+            # trials on tensors without data that lowering makes.
+            with self._lock, collector_at_rest(), outside_modes():
+                if self._runner is None:
+                    self._runner = Runner(
+                        self._program,
+                        self._schedule,
+                        self._cuda_graph,
+                        self._guards,
+                        self._problem,
+                    )
+        return self._runner

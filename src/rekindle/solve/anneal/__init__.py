@@ -1,0 +1,1 @@
+"""FastSA: simulated annealing over schedules."""

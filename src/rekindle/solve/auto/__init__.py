@@ -1,0 +1,1 @@
+"""The default solver: searches, bounds and an incumbent that they share."""

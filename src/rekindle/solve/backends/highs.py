@@ -1,0 +1,341 @@
+"""One thin layer over HiGHS: a sparse model, an LP that can grow, and a MIP that can be watched.
+
+- `Model` collects columns and rows and knows nothing of any library.
+- `GrowingLP` solves the relaxation and takes further rows (and solves again from the old basis).
+- `solve_mip` solves to proof, a time limit, an interrupt, or until the caller's `enough` says so;
+  it takes a start, and calls `on_news` with each new incumbent or bound, in the caller's thread.
+  Gurobi does the MIP where it is installed with a licence and `backend` allows it.
+
+The solve runs in a second thread so that Ctrl-C reaches Python at once; the solver is then asked to
+stop and what it has is returned with `interrupted` set.
+
+Callers should scale: right-hand sides and costs near 1 (HiGHS's tolerances are absolute).
+"""
+
+import atexit
+import importlib.util
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.solve.parallel import interrupted as jobs_interrupted
+
+Floats = NDArray[np.float64]
+Backend = Literal["auto", "highs", "gurobi"]
+INF = float("inf")
+
+
+class Outcome(Enum):
+    OPTIMAL = "optimal"
+    INFEASIBLE = "infeasible"
+    STOPPED = "stopped"  # by a limit, an interrupt or `enough`
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class Model:
+    """min cost x, lower <= x <= upper, row_lower <= A x <= row_upper; built row by row."""
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    entries: list[float] = field(default_factory=list)
+
+    def add_column(
+        self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0, *, integer: bool = False
+    ) -> int:
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integer.append(integer)
+        return len(self.cost) - 1
+
+    def add_row(
+        self, lower: float, upper: float, columns: Sequence[int], entries: Sequence[float]
+    ) -> int:
+        """`columns` without repeats."""
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+        self.columns.extend(columns)
+        self.entries.extend(entries)
+        self.starts.append(len(self.columns))
+        return len(self.row_lower) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LPAnswer:
+    outcome: Outcome
+    objective: float = INF
+    x: Floats | None = None
+    reduced_costs: Floats | None = None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MIPAnswer:
+    outcome: Outcome
+    objective: float = INF  # of x
+    x: Floats | None = None
+    bound: float = -INF  # no solution costs less
+    interrupted: bool = False
+
+
+_GRACE_S = 0.5  # past the time limit, until a solve is left alone
+
+_left_alone: list[threading.Event] = []
+
+
+@atexit.register
+def _wait_for_those_left_alone() -> None:
+    """A solve must not call back into an interpreter that is gone; it ends within seconds."""
+    for done in _left_alone:
+        done.wait(30.0)
+
+
+News = Callable[[float, float, Floats | None], None]  # objective, bound, x where it is new
+
+
+class GrowingLP:
+    """The relaxation of a model (integrality left out), with rows added between solves."""
+
+    def __init__(self, model: Model) -> None:
+        self._highs = _highs_of(model, relaxed=True)
+
+    def add_row(
+        self, lower: float, upper: float, columns: NDArray[np.int32], entries: Floats
+    ) -> None:
+        self._highs.addRow(lower, upper, len(columns), columns, entries)
+
+    def solve(self, time_limit_s: float) -> LPAnswer:
+        import highspy
+
+        highs = self._highs
+        # The limit counts from the first solve of the object.
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, time_limit_s))
+        interrupted = _run(highs, lambda: None, threading.Event(), time_limit_s)
+        if interrupted is None:
+            return LPAnswer(Outcome.STOPPED)
+        status = highs.getModelStatus()
+        if status == highspy.HighsModelStatus.kOptimal:
+            solution = highs.getSolution()
+            return LPAnswer(
+                Outcome.OPTIMAL,
+                highs.getInfo().objective_function_value,
+                np.array(solution.col_value),
+                np.array(solution.col_dual),
+                interrupted,
+            )
+        return LPAnswer(_outcome(status), interrupted=interrupted)
+
+
+def solve_mip(
+    model: Model,
+    *,
+    time_limit_s: float,
+    start: Mapping[int, float] | None = None,
+    seed: int = 0,
+    rel_gap: float = 0.0,
+    threads: int = 0,
+    on_news: News | None = None,
+    enough: Callable[[float, float], bool] | None = None,
+    backend: Backend = "auto",
+) -> MIPAnswer:
+    """`start` gives columns their values; those it leaves out are completed by the solver.
+    `enough(objective, bound)` may end the search early. `threads` 0: the library's choice."""
+    if _use_gurobi(backend, model):
+        from rekindle.solve.backends.gurobi import solve_mip as gurobi_mip
+
+        return gurobi_mip(
+            model,
+            time_limit_s=time_limit_s,
+            start=start or {},
+            seed=seed,
+            rel_gap=rel_gap,
+            threads=threads,
+            on_news=on_news,
+            enough=enough,
+        )
+    highs = _highs_of(model, relaxed=False)
+    for name, value in (
+        ("time_limit", max(0.01, time_limit_s)),
+        ("mip_rel_gap", rel_gap),
+        ("random_seed", seed % 2**31),
+        ("threads", threads),
+    ):
+        highs.setOptionValue(name, value)
+    if start:
+        columns = np.fromiter(start.keys(), dtype=np.int32, count=len(start))
+        values = np.fromiter(start.values(), dtype=np.float64, count=len(start))
+        highs.setSolution(len(start), columns, values)
+    return _watched_mip(highs, on_news, enough, time_limit_s)
+
+
+def _watched_mip(
+    highs: Any,
+    on_news: News | None,
+    enough: Callable[[float, float], bool] | None,
+    time_limit_s: float,
+) -> MIPAnswer:
+    news: queue.SimpleQueue[tuple[float, float, Floats | None]] = queue.SimpleQueue()
+    stop = threading.Event()
+    told = [INF, -INF]
+
+    def tell(event: Any) -> None:
+        out = event.data_out
+        objective, bound = float(out.mip_primal_bound), float(out.mip_dual_bound)
+        if enough is not None and enough(objective, bound):
+            stop.set()
+        if objective < told[0] or bound > told[1]:
+            told[:] = [min(objective, told[0]), max(bound, told[1])]
+            news.put((told[0], told[1], None))
+
+    def found(event: Any) -> None:
+        x = np.array(event.data_out.mip_solution)
+        told[0] = min(told[0], float(event.data_out.objective_function_value))
+        news.put((told[0], told[1], x))
+
+    def deliver() -> None:
+        while on_news is not None and not news.empty():
+            on_news(*news.get())
+
+    highs.cbMipInterrupt.subscribe(tell)
+    highs.cbMipImprovingSolution.subscribe(found)
+    interrupted = _run(highs, deliver, stop, time_limit_s)
+    if interrupted is None:  # what it had found was delivered
+        return MIPAnswer(Outcome.STOPPED, bound=told[1])
+    return _mip_answer(highs, interrupted)
+
+
+def _mip_answer(highs: Any, interrupted: bool) -> MIPAnswer:
+    import highspy
+
+    outcome = _outcome(highs.getModelStatus())
+    info = highs.getInfo()
+    bound = INF if outcome is Outcome.INFEASIBLE else float(info.mip_dual_bound)
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return MIPAnswer(outcome, bound=bound, interrupted=interrupted)
+    x = np.array(highs.getSolution().col_value)
+    return MIPAnswer(outcome, float(info.objective_function_value), x, bound, interrupted)
+
+
+def _run(
+    highs: Any, deliver: Callable[[], None], stop: threading.Event, time_limit_s: float
+) -> bool | None:
+    """Runs HiGHS in a thread until it ends or `stop` is set; True if Ctrl-C came meanwhile (here,
+    or where this is one of several jobs: `parallel`).
+
+    HiGHS looks at its time limit only now and then, on some models seconds late. Past the limit it
+    is told to stop, and if it does not hear it is left to end by itself: None.
+    """
+    deadline = time.monotonic() + max(0.01, time_limit_s)
+
+    def check(event: Any) -> None:
+        if stop.is_set():
+            event.data_in.user_interrupt = True
+
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            highs.run()
+            # The worker threads of HiGHS belong to the thread that ran it.
+            highs.resetGlobalScheduler(False)
+        except BaseException as error:  # carried into the caller's thread
+            failure.append(error)
+        finally:
+            done.set()
+
+    for callback in (highs.cbSimplexInterrupt, highs.cbIpmInterrupt, highs.cbMipInterrupt):
+        callback.subscribe(check)
+    thread = threading.Thread(target=work, daemon=True)
+    interrupted = False
+    thread.start()
+    while True:
+        try:
+            # Not `join`: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended.
+            while not done.wait(0.05):
+                deliver()
+                if jobs_interrupted():
+                    interrupted = True
+                    stop.set()
+                late = time.monotonic() - deadline
+                if late > 0.0:
+                    stop.set()
+                if late > _GRACE_S:
+                    _left_alone.append(done)
+                    return None
+            break
+        except KeyboardInterrupt:
+            interrupted = True
+            stop.set()
+    highs.clearCallbacks()
+    if failure:
+        raise failure[0]
+    deliver()
+    return interrupted
+
+
+def _highs_of(model: Model, *, relaxed: bool) -> Any:
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(model.cost), len(model.row_lower)
+    lp.col_cost_ = np.array(model.cost, dtype=np.float64)
+    lp.col_lower_ = np.array(model.lower, dtype=np.float64)
+    lp.col_upper_ = np.array(model.upper, dtype=np.float64)
+    lp.row_lower_ = np.array(model.row_lower, dtype=np.float64)
+    lp.row_upper_ = np.array(model.row_upper, dtype=np.float64)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.array(model.starts, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(model.columns, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(model.entries, dtype=np.float64)
+    if not relaxed:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[whole] for whole in model.integer]
+    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)
+    highs.passModel(lp)
+    return highs
+
+
+def _outcome(status: Any) -> Outcome:
+    import highspy
+
+    kinds = highspy.HighsModelStatus
+    if status == kinds.kOptimal:
+        return Outcome.OPTIMAL
+    if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
+        return Outcome.INFEASIBLE
+    if status in (
+        kinds.kTimeLimit,
+        kinds.kIterationLimit,
+        kinds.kInterrupt,
+        kinds.kSolutionLimit,
+        kinds.kObjectiveBound,
+        kinds.kObjectiveTarget,
+    ):
+        return Outcome.STOPPED
+    return Outcome.ERROR
+
+
+def _use_gurobi(backend: Backend, model: Model) -> bool:
+    if backend == "gurobi":
+        return True
+    if backend == "highs" or importlib.util.find_spec("gurobipy") is None:
+        return False
+    from rekindle.solve.backends.gurobi import licensed_for
+
+    return licensed_for(model)

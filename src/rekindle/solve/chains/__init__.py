@@ -1,0 +1,1 @@
+"""Rotor: dynamic programs over chains."""

@@ -1,0 +1,1 @@
+"""HiRemate and Rockmate: options of parts, put together level by level."""

@@ -1,0 +1,1 @@
+"""Checkmate and Moccasin: schedules in stages, as MILP, LP and CP models."""

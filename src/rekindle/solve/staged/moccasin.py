@@ -1,0 +1,202 @@
+"""`moccasin`: retention intervals in constraint programming (Bartan et al. 2023), with CP-SAT.
+
+Each op may run up to C times (2 by default); each run gives each of its outputs an interval
+[s, e): made at step s, kept up to step e - 1. Numbers in brackets are the paper's equations.
+
+- a[c]: run c takes place; the first one always does (7).                `RetentionModel._add_runs`
+- s[c]: its step. With the order kept (Sec. 2.3) the steps are those of the staged space
+  (`stages`): the first run of op t ends stage t, and a later run of op i stands at place i of some
+  stage. Without it, any step up to the number of runs, all different (6).
+- e[v, c] <= s[c + 1] (3): the next copy takes over.                               `_add_copies`
+- Every run finds its inputs (5): for each input some copy with s_u + 1 <= s_v <= e_u - 1.
+  As the paper's reservoir (10) on half-open intervals, or, by default, with one literal per copy
+  that may be read, which propagates better.                      `_read_a_copy`, `_add_reservoir`
+  Where the op may overwrite the input, s_v <= e_u is enough: the simulator's saving.
+- An output's last copy, and the copy of a held value that the loss reads, live to the end.
+- Memory (4): the intervals' sizes and the workspace of the runs are cumulative.   `_add_memory`
+- Objective (1): the cost of the runs.
+
+Phase 1 (Sec. 2.4) minimizes max(peak, budget) from keep-all; phase 2 minimizes the cost from there.
+CP-SAT often finds a first schedule sooner by itself, so phase 1 gets a part of the time only.
+With the order kept, a schedule that is known bounds the extra cost, and that bounds which runs can
+be part of a cheaper one: phase 2 starts again with fewer runs when that halves the model
+(`stages`).
+
+One worker is repeatable and the fastest up to about a hundred ops; beyond, the portfolio finds
+schedules where one worker finds none. CP-SAT runs in a process of its own (`cpsat`).
+
+The space: at most C runs per op; with the order kept, in stages. "Optimal" and the bound hold for
+that space. Sizes and costs beyond 2^40 units are rounded to the safe side, and nothing is proven
+where that loses anything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
+from rekindle.solve.backends.cpsat import Job, Outcome, WorkerFailed, solve_retention
+from rekindle.solve.base import trivial_floor
+from rekindle.solve.deadline import TimeLeft
+from rekindle.solve.progress import Progress, report
+from rekindle.solve.staged.checkmate import StagedResult, staged_solution
+from rekindle.solve.staged.retention_model import Precedence
+from rekindle.solve.staged.staged_space import UNCAPPED, Stages, staged_like
+
+_SMALL = 128  # ops: one worker is enough
+
+
+@dataclass(frozen=True, slots=True)
+class Moccasin:
+    max_runs: int = 2  # C: how often an op may run
+    keep_order: bool = True
+    precedence: Precedence = "copies"
+    workers: int = 0  # of CP-SAT; 0: one for a small problem, else its portfolio of eight
+    repeatable: bool = False  # the portfolio takes turns: the same seed, the same search, slower
+    phase_1_share: float = 0.1  # of the time limit
+
+    name: ClassVar[str] = "moccasin"
+    requires: ClassVar[tuple[str, ...]] = ("ortools",)
+    exact: ClassVar[bool] = True
+
+    def accepts(self, problem: Problem) -> str | None:
+        return None
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        time_limit_s: float,
+        seed: int,
+        warm_start: Schedule | None = None,
+    ) -> Solution:
+        search = _Search(self, problem, budget, seed, TimeLeft(time_limit_s))
+        try:
+            result = search.run(warm_start)
+        except WorkerFailed as error:
+            return Solution(Status.ERROR, None, self.name, message=str(error))
+        order = "that keep the listed order, in stages" if self.keep_order else "in any order"
+        space = f"schedules {order}, with at most {self.max_runs} runs of an op"
+        return staged_solution(problem, budget, result, self.name, warm_start, space)
+
+
+@dataclass(slots=True)
+class _Search:
+    options: Moccasin
+    problem: Problem
+    budget: int
+    seed: int
+    time_left: TimeLeft
+    total: int = field(init=False)
+    best: Schedule | None = field(init=False, default=None)
+    best_extra: int = field(init=False, default=UNCAPPED)
+    least_extra: int = field(init=False, default=0)
+    stopped_by: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.total = sum(op.cost for op in self.problem.ops)
+
+    def run(self, warm_start: Schedule | None) -> StagedResult:
+        if self.budget < trivial_floor(self.problem):
+            return StagedResult(None, self.total, False, True, "proof")
+        self.offer(keep_all(self.problem))
+        if warm_start is not None:
+            inside = warm_start
+            if self.options.keep_order:
+                inside = staged_like(self.problem, warm_start) or keep_all(self.problem)
+            if max(simulate(self.problem, inside).runs) <= self.options.max_runs:
+                self.offer(inside)
+        infeasible = False
+        try:
+            if self.best is None:
+                infeasible = self._phase_1()
+            while not infeasible and self.least_extra < self.best_extra and not self.stopped_by:
+                infeasible = self._phase_2()
+        except KeyboardInterrupt:
+            self.stopped_by = "interrupt"
+        return StagedResult.of_extras(
+            self.total, self.best, self.best_extra, self.least_extra, infeasible, self.stopped_by
+        )
+
+    def _phase_1(self) -> bool:
+        """Finds a schedule within the budget; True if it is proven that there is none."""
+        job = self._job(1, UNCAPPED, keep_all(self.problem))
+        time_limit_s = self.options.phase_1_share * self.time_left()
+        outcome = self._solve(job, time_limit_s, lambda: self.best is not None)
+        return self.best is None and outcome.proven
+
+    def _phase_2(self) -> bool:
+        """Improves the best schedule, or finds one, until it is proven, the time is up, or the
+        model that is enough for what is cheaper has become much smaller; True if it is proven
+        that there is none."""
+        start = self.best
+        if self._workers() > 1 and 20 * self.best_extra > self.total:
+            start = None  # from a dear one the portfolio's neighbourhoods take long to come down
+        size = self._size(self.best_extra)
+        outcome = self._solve(
+            self._job(2, self.best_extra, start),
+            self.time_left(),
+            lambda: 2 * self._size(self.best_extra) < size,
+        )
+        self.least_extra = max(self.least_extra, min(outcome.bound, self.best_extra))
+        if outcome.proven:
+            self.least_extra = self.best_extra
+            return self.best is None
+        if not outcome.ended and not self.stopped_by:
+            self.stopped_by = "time limit"
+        return False
+
+    def _workers(self) -> int:
+        return self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
+
+    def _size(self, cap: int) -> int:
+        """The number of runs that the model has to consider."""
+        if not self.options.keep_order:
+            return 1
+        return int(Stages.of(self.problem, self.budget, cap=cap).runs.sum())
+
+    def _job(self, phase: Literal[1, 2], cap: int, start: Schedule | None) -> Job:
+        options = self.options
+        return Job(
+            problem=self.problem,
+            budget=self.budget,
+            cap=cap if options.keep_order else UNCAPPED,
+            phase=phase,
+            hint=start.ops if start is not None else None,
+            max_runs=options.max_runs,
+            keep_order=options.keep_order,
+            precedence=options.precedence,
+            workers=self._workers(),
+            repeatable=options.repeatable,
+            seed=self.seed,
+        )
+
+    def _solve(self, job: Job, time_limit_s: float, enough: Callable[[], bool]) -> Outcome:
+        def hear(schedule: Schedule) -> bool:
+            before = self.best_extra
+            self.offer(schedule)
+            return self.best_extra < before and enough()
+
+        outcome = solve_retention(job, time_limit_s, hear)
+        if outcome.interrupted:
+            self.stopped_by = "interrupt"
+        return outcome
+
+    def offer(self, schedule: Schedule) -> None:
+        """Keeps the schedule if it is within the budget and the cheapest so far."""
+        trace = simulate(self.problem, schedule)
+        extra = trace.cost - self.total
+        if trace.peak <= self.budget and extra < self.best_extra:
+            self.best, self.best_extra = schedule, extra
+            self.tell()
+
+    def tell(self) -> None:
+        report(
+            Progress(
+                solver=self.options.name,
+                elapsed_s=self.time_left.elapsed_s,
+                cost=self.total + self.best_extra if self.best is not None else None,
+                bound=float(self.total + min(self.least_extra, self.best_extra)),
+            )
+        )

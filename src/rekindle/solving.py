@@ -1,0 +1,114 @@
+"""Problem + budget -> the schedule to run: given, kept from an earlier run, or solved."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rekindle.core import Problem, Schedule, Solution, Status, check_schedule, keep_all, simulate
+from rekindle.errors import BudgetInfeasible
+from rekindle.predict import Predictor
+from rekindle.solve.base import Solver
+from rekindle.solve.constraints import (
+    Wishes,
+    check_wishes,
+    meant,
+    run_with_wishes,
+    smallest_with_wishes,
+)
+from rekindle.solve.registry import find_solver
+from rekindle.solve.solution_cache import Question, keep, recall
+
+ScheduleSource = Schedule | Callable[[Problem], Schedule]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a schedule is to be found."""
+
+    solver: str | Solver = "auto"
+    time_limit_s: float = 60.0
+    seed: int = 0
+    wishes: Wishes = field(default_factory=Wishes)
+    schedule: ScheduleSource | None = None
+    cache: bool = True  # kept solutions serve, and new ones are kept
+
+
+def choose(how: Choice, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
+    """A solution with a schedule, and whether it was kept from an earlier run; raises
+    BudgetInfeasible, with the smallest peak found, where there is none."""
+    problem = predictor.problem
+    if how.schedule is not None:
+        return _given(how, problem, budget), False
+    if budget is None:
+        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
+    solution, kept = _solve_as_allocated(how, predictor, budget)
+    if solution.schedule is None:
+        smallest = solution.smallest or smallest_with_wishes(problem, how.wishes)
+        peak = simulate(problem, smallest).peak
+        raise BudgetInfeasible(
+            f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
+            f"smallest peak found is {peak:,} bytes",
+            peak,
+        )
+    return solution, kept
+
+
+def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:
+    given = how.schedule
+    assert given is not None
+    schedule = given if isinstance(given, Schedule) else given(problem)
+    check_schedule(problem, schedule)
+    if how.wishes:
+        check_wishes(problem, meant(problem, how.wishes), schedule)
+    if budget is not None and (peak := simulate(problem, schedule).peak) > budget:
+        raise BudgetInfeasible(
+            f"the given schedule has a peak of {peak:,} bytes; the budget is {budget:,}", peak
+        )
+    return Solution(status=Status.FEASIBLE, schedule=schedule, solver="given")
+
+
+def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple[Solution, bool]:
+    """A schedule within the budget as the device's allocator will count it: where blocks turn out
+    larger than their requests, the excess is taken off the solver's budget. Each further try begins
+    with the schedule of the one before and has half its time: all of them together take less than
+    twice the limit."""
+    problem = predictor.problem
+    whole, simulated = predictor.keep_all_bytes, simulate(problem, keep_all(problem))
+    if whole <= budget or not simulated.peak:
+        target = budget
+    else:
+        target = budget * simulated.peak // whole
+    found: Schedule | None = None
+    for num_before in range(4):
+        limit_s = how.time_limit_s / 2**num_before
+        once = dataclasses.replace(how, time_limit_s=limit_s)
+        solution, kept = _solve(once, problem, target, found)
+        if solution.schedule is None:
+            return solution, kept
+        excess = predictor.peak_bytes(solution.schedule) - budget
+        if excess <= 0:
+            return solution, kept
+        if solution.stopped_by == "interrupt":  # the user waits no longer
+            break
+        target -= excess + budget // 500
+        found = solution.schedule
+    return dataclasses.replace(
+        solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
+    ), False
+
+
+def _solve(
+    how: Choice, problem: Problem, budget: int, warm_start: Schedule | None
+) -> tuple[Solution, bool]:
+    solver = find_solver(how.solver)
+    wishes = (how.wishes.save, how.wishes.recompute)
+    question = Question(problem, budget, solver, how.seed, wishes)
+    if how.cache and (known := recall(question, how.time_limit_s)) is not None:
+        return known, True
+    solution = run_with_wishes(
+        solver, problem, budget, how.wishes, time_limit_s=how.time_limit_s, seed=how.seed,
+        warm_start=warm_start,
+    )  # fmt: skip
+    if how.cache:
+        keep(question, solution, how.time_limit_s)
+    return solution, False

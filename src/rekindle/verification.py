@@ -1,0 +1,187 @@
+"""`verify`: one step of the original and one of the managed model, compared to the bit.
+
+Outputs, gradients of parameters and inputs, buffers and random streams. Both models are left as
+they were: parameters' gradients, buffers and streams are put back.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.capture.pytrees import path_names, split
+from rekindle.predict import Prediction, StepMeasurement, measure_step
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that both models left, and what differs; "" where they are the same to the bit."""
+
+    name: str
+    difference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `verify` found. True where everything is the same to the bit; prints itself."""
+
+    items: tuple[Item, ...]  # everything that was compared
+    predicted: Prediction | None = None  # peak and time, with `costs=True`
+    measured: StepMeasurement | None = None
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return tuple(f"{i.name}: {i.difference}" for i in self.items if i.difference)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        if self.equal:
+            text = f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
+        else:
+            shown = "\n  ".join(self.differences[:20])
+            text = f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
+        if self.predicted is not None and self.measured is not None:
+            text += f"\n{self.predicted.against(self.measured)}"
+        return text
+
+
+def verify(
+    model: nn.Module,
+    managed: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: bool = False,
+) -> Verdict:
+    """Runs one step of each from the same state and compares all that a user can see; with `costs`
+    also the peak and time of a managed step, predicted and measured."""
+    kwargs = dict(kwargs or {})
+    first = _step(model, args, kwargs)
+    second = _step(managed, args, kwargs)
+    names = list(dict.fromkeys((*first, *second)))
+    missing = object()
+    return Verdict(
+        tuple(
+            Item(name, _difference(first.get(name, missing), second.get(name, missing), missing))
+            for name in names
+        ),
+        predicted=managed.plan.predict() if costs else None,
+        measured=measure_step(managed, tuple(args), kwargs) if costs else None,
+    )
+
+
+def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with _put_back(model, args, kwargs):
+        inputs, _ = split((tuple(args), kwargs))
+        leaves = [*model.parameters(), *(t for t in inputs if t.requires_grad and t.is_leaf)]
+        for leaf in leaves:
+            leaf.grad = None
+        out = model(*args, **kwargs)
+        tensors, _ = split(out)
+        for name, tensor in zip(path_names(out, "output"), tensors, strict=True):
+            found[name] = tensor.detach().clone()
+        _backward(out, tensors)
+        for name, parameter in model.named_parameters():
+            found[f"gradient of {name}"] = _kept(parameter.grad)
+        for name, tensor in zip(path_names((tuple(args), kwargs), "args"), inputs, strict=True):
+            if tensor.requires_grad and tensor.is_leaf:
+                found[f"gradient of {name}"] = _kept(tensor.grad)
+        for name, buffer in model.named_buffers():
+            found[f"buffer {name}"] = buffer.detach().clone()
+        for name, state in _streams().items():
+            found[f"random stream {name}"] = state
+    return found
+
+
+def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
+    able = [t for t in tensors if t.requires_grad]
+    named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+    losses: list[Any] = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
+    roots = losses or able
+    if not roots:
+        return
+    # Gradients that are not all ones, and the same for both: made apart from the global stream.
+    generator = torch.Generator().manual_seed(0)
+    grads = []
+    for root in roots:
+        fresh = torch.rand(root.shape, generator=generator, dtype=torch.float64) + 0.5
+        gradient = torch.empty_like(root)
+        grads.append(gradient.copy_(fresh.to(root.dtype)))
+    torch.autograd.backward(roots, grads)
+
+
+def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _streams() -> dict[str, torch.Tensor]:
+    found = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for i in range(torch.cuda.device_count()):
+            found[f"cuda:{i}"] = torch.cuda.get_rng_state(i)
+    return found
+
+
+@contextlib.contextmanager
+def _put_back(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+    inputs, _ = split((tuple(args), kwargs))
+    tensors = [*model.parameters(), *inputs]
+    grads = [t.grad if t.is_leaf else None for t in tensors]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    contents = [(t, t.detach().clone()) for t in inputs]
+    streams = copy.copy(_streams())
+    versions = [t._version for t, _ in contents]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in buffers:
+                if not torch.equal(_bits(buffer), _bits(old)):
+                    buffer.copy_(old)
+            for (tensor, old), version in zip(contents, versions, strict=True):
+                if tensor._version != version:
+                    tensor.copy_(old)
+        for tensor, gradient in zip(tensors, grads, strict=True):
+            if tensor.is_leaf:
+                tensor.grad = gradient
+        torch.set_rng_state(streams.pop("cpu"))
+        for name, state in streams.items():
+            torch.cuda.set_rng_state(state, name)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().contiguous()
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    return plain.resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _difference(first: Any, second: Any, missing: object) -> str:
+    if first is missing or second is missing:
+        return "only one of the two has it"
+    if first is None or second is None:
+        return "" if first is second else "one of the two is None"
+    for what in ("shape", "dtype", "device"):
+        a, b = getattr(first, what), getattr(second, what)
+        if a != b:
+            return f"{what} {b}, expected {a}"
+    if torch.equal(_bits(first), _bits(second)):
+        return ""
+    if not (first.is_floating_point() or first.is_complex()):
+        return f"{int((first != second).sum())} elements differ"
+    gap = (first.double() if not first.is_complex() else first) - second
+    scale = first.abs().max().item() or 1.0
+    return (
+        f"{int((gap != 0).sum())} of {gap.numel()} elements differ, by at most "
+        f"{gap.abs().max().item():.3e} ({gap.abs().max().item() / scale:.1e} of the largest)"
+    )
