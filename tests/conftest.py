@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torchvision_on_cpu
+from support import torchvision_on_cpu
 
 # Two workers with two threads each on two cores only get in each other's way; and one thread makes
 # CPU results independent of how work was split.

@@ -40,8 +40,8 @@ BUDGET = 0.6
 def gpt2(num_layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """The ops of GPT-2, narrow: what planning costs hangs on how many there are."""
     sys.path.append(str(Path(__file__).parents[2] / "tests"))
-    import torchvision_on_cpu
     import transformers
+    from support import torchvision_on_cpu
 
     if "torchvision" not in sys.modules:
         torchvision_on_cpu.install()

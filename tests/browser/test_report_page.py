@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_problems import HOSTILE, layered, measured, solved
+from support.report_problems import HOSTILE, layered, measured, solved
 
 from rekindle.core import keep_all
 from rekindle.report import Facts, account, verdict

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-import brute_force
 import pytest
+from support import brute_force
 
 from rekindle.core import (
     Problem,

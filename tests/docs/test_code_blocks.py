@@ -9,13 +9,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pages import LANGUAGES, NOT_RUN, ROOT, Block, blocks_of, page_names, session
+from support.pages import LANGUAGES, NOT_RUN, ROOT, Block, blocks_of, page_names, session
 
 from rekindle.cli.entry import build_parser
 
 PAGES = page_names()
 ALL = [block for page in PAGES for block in blocks_of(page)]
-RUNNER = Path(__file__).parent / "run_page.py"
+RUNNER = ROOT / "tests" / "support" / "run_page.py"
 
 
 def programs(page: str) -> list[Block]:

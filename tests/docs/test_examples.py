@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, session
+from support.pages import ROOT, session
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 CASES = {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, page_names
+from support.pages import ROOT, page_names
 
 MADE = runpy.run_path(str(ROOT / "tools" / "reference.py"))["PAGES"]
 

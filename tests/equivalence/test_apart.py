@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import manage
+from support.meter import every_output, measure_step
+from support.zoo import Example
 from torch import nn
 
 import rekindle
-from equivalence.compare import assert_same, train
-from equivalence.manage import manage
-from equivalence.zoo import Example
-from memory.meter import every_output, measure_step
 from rekindle.capture import capture
 from rekindle.core import simulate
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.benchmark_scripts import load_script
+from support.schedules import SCHEDULES
 from torch import fx
 
 import rekindle
-from benchmark_scripts import load_script
-from equivalence.schedules import SCHEDULES
 from rekindle.capture import JointGraph, capture
 from rekindle.program import analyse
 from rekindle.rewrite import layer_norm

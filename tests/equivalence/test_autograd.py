@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compare import Record, assert_same, keep, record_gradients, seed, train
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from equivalence.compare import Record, assert_same, keep, record_gradients, seed, train
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle.errors import RekindleError
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)

@@ -3,10 +3,9 @@ that is off by the least bit, one random draw or one buffer does not."""
 
 import pytest
 import torch
+from support.compare import assert_same, bits, differences, train
+from support.zoo import BY_NAME, CASES, Case
 from torch import nn
-
-from equivalence.compare import assert_same, bits, differences, train
-from equivalence.zoo import BY_NAME, CASES, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of
+from support.zoo import Example, gaussian
 
 import rekindle
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of
-from equivalence.zoo import Example, gaussian
 from rekindle.cli import main
 from rekindle.core import check_problem, keep_all, read_problem, simulate
 from rekindle.errors import PlanMismatch, RekindleError

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.compare import assert_same, train
+from support.manage import example_of, manage
+from support.zoo import Example
 from torch import nn
 
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of, manage
-from equivalence.zoo import Example
 from rekindle.rewrite.redundant_copies import digits_of, merged, through
 
 F = nn.functional

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compare import assert_same, seed, train
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
 import rekindle
-from equivalence.compare import assert_same, seed, train
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle.capture import capture
 from rekindle.core import simulate
 from rekindle.errors import BudgetInfeasible, PlanMismatch

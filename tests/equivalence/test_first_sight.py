@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 import torch
+from support.compare import assert_same, seed, train
+from support.manage import example_of
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
 import rekindle
-from equivalence.compare import assert_same, seed, train
-from equivalence.manage import example_of
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle.errors import PlanMismatch
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from schedules import Scheduler, floor, sqrt, thrice
+from support.schedules import Scheduler, floor, sqrt, thrice
 from torch import nn
 
 import rekindle

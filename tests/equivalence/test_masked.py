@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of, manage
+from support.zoo import Example
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of, manage
-from equivalence.zoo import Example
 from rekindle.rewrite.masked_softmax import masked_softmax
 
 F = nn.functional

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-
-from equivalence.compare import Record, assert_same, keep, record_state, seed, train
-from equivalence.further_models import FURTHER
-from equivalence.manage import manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import CASES, Case, Example
+from support.compare import Record, assert_same, keep, record_state, seed, train
+from support.further_models import FURTHER
+from support.manage import manage
+from support.schedules import SCHEDULES
+from support.zoo import CASES, Case, Example
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of, manage
+from support.zoo import Example
 from torch import nn
 
 import rekindle
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of, manage
-from equivalence.zoo import Example
 from rekindle.rewrite.layer_norm import layer_norm, layer_norm_backward, sum_and_norm
 
 aten = torch.ops.aten

@@ -4,12 +4,11 @@ import contextlib
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of, manage
+from support.zoo import Example
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of, manage
-from equivalence.zoo import Example
 
 F = nn.functional
 BATCH, LENGTH, SIZE, HEADS = 3, 40, 64, 4

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of
+from support.zoo import Example, gaussian
 from torch import nn
 
 import rekindle
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of
-from equivalence.zoo import Example, gaussian
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused

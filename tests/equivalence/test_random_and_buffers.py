@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compare import random_streams, seed
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import gaussian
 from torch import Tensor, nn
 
-from equivalence.compare import random_streams, seed
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import gaussian
 from rekindle.errors import PlanMismatch
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)

@@ -7,11 +7,11 @@ import functools
 import numpy
 import pytest
 import torch
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle import torch_compat
 from rekindle.capture import joint as joint_module
 from rekindle.errors import CaptureError, PlanMismatch

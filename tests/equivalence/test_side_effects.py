@@ -5,12 +5,12 @@ import functools
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
-from equivalence.compare import assert_same, train
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle.errors import CaptureError
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)

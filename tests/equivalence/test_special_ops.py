@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import assert_trains_alike, example_of, manage
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian, require
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivalence.compare import assert_same, train
-from equivalence.manage import assert_trains_alike, example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian, require
 from rekindle.errors import CaptureError
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -251,7 +251,7 @@ def test_an_op_that_takes_addresses(schedule: str, device: torch.device) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a CUDA device")
 def test_a_triton_kernel_works_or_is_refused_by_name() -> None:
     require("triton")
-    from equivalence import triton_kernel
+    from support import triton_kernel
 
     device = torch.device("cuda")
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.schedules import SCHEDULES
+from support.zoo import require
 from torch import nn
 
 import rekindle
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import require
 
 require("accelerate")
 with warnings.catch_warnings():

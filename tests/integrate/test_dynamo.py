@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compare import assert_same, train
+from support.manage import example_of
+from support.schedules import SCHEDULES
+from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
-from equivalence.compare import assert_same, train
-from equivalence.manage import example_of
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import Example, gaussian
 from rekindle.errors import BudgetInfeasible, WishRefused
 from rekindle.integrate import dynamo
 from rekindle.integrate.adapter_options import BadOption

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.meter import LiveMeter, resident_of
+from support.zoo import require
 from torch import Tensor, nn
 
-from equivalence.zoo import require
-from memory.meter import LiveMeter, resident_of
 from rekindle.integrate.adapter_options import BadOption
 
 require("lightning")

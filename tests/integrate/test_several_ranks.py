@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing as mp
-
-from integrate import ranks
+from support import ranks
 
 Results = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.meter import LiveMeter, resident_of
+from support.zoo import require
 from torch import nn
 
-from equivalence.zoo import require
-from memory.meter import LiveMeter, resident_of
 from rekindle.core import simulate
 from rekindle.integrate.adapter_options import BadOption
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.compare import assert_same, seed, train
+from support.manage import manage
+from support.meter import every_output, measure_step
+from support.random_models import ROWS, WIDTH, RandomModel
+from support.schedules import SCHEDULES, thrice
+from support.zoo import Example, Inputs, gaussian
 from torch import Tensor
 
-from equivalence.compare import assert_same, seed, train
-from equivalence.manage import manage
-from equivalence.random_models import ROWS, WIDTH, RandomModel
-from equivalence.schedules import SCHEDULES, thrice
-from equivalence.zoo import Example, Inputs, gaussian
-from memory.meter import every_output, measure_step
 from rekindle.core import Problem, simulate
 
 CPU = torch.device("cpu")

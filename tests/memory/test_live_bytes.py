@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.compare import seed
+from support.manage import example_of, manage
+from support.meter import LiveMeter, every_output, measure_step, own_loss
+from support.schedules import SCHEDULES
+from support.zoo import CASES, Case, Example, gaussian
 from torch import nn
 
 import rekindle
-from equivalence.compare import seed
-from equivalence.manage import example_of, manage
-from equivalence.schedules import SCHEDULES
-from equivalence.zoo import CASES, Case, Example, gaussian
-from memory.meter import LiveMeter, every_output, measure_step, own_loss
 from rekindle.core import Problem, simulate
 from rekindle.profile import blocks_of
 

@@ -1,9 +1,8 @@
 """The meter counts what it should: known cases, and it notices one tensor too many."""
 
 import torch
+from support.meter import LiveMeter, measure_step
 from torch import nn
-
-from memory.meter import LiveMeter, measure_step
 
 
 def test_known_sizes() -> None:

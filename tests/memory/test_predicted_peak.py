@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from support.manage import manage
+from support.zoo import CASES, Case
 from torch import Tensor, nn
 
 import rekindle
-from equivalence.manage import manage
-from equivalence.zoo import CASES, Case
 from rekindle.profile import Source, load_device
 
 FAST = ("gpt2", "resnet18", "unet", "fno", "lstm", "lora", "mlp-mixer")

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from training_graphs import training_graph
+from support.training_graphs import training_graph
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate

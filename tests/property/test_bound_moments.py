@@ -1,10 +1,10 @@
 """The bound at every single moment, against the optimum; and for published instances."""
 
-import brute_force
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import cheapest, training_graph
+from support import brute_force
+from support.training_graphs import cheapest, training_graph
 
 from rekindle import _native
 from rekindle.core import Problem, keep_all, read_problem, simulate

@@ -3,9 +3,9 @@
 from itertools import product
 from random import Random
 
-import brute_force
 import pytest
-import reference_simulator as reference
+from support import brute_force
+from support import reference_simulator as reference
 
 from rekindle.core import Schedule, check_schedule, simulate
 from rekindle.core.generate import random_problem

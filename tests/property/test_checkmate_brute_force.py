@@ -3,11 +3,11 @@
 import random
 
 import pytest
+from support.staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 from rekindle.core import Schedule, Status, keep_all, simulate
 from rekindle.solve import run_solver
 from rekindle.solve.staged.checkmate import Checkmate, cheapest_staged, saved_at_loss
-from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 CASES = [(seed, part) for seed in range(40) for part in (0.25, 0.6)]
 

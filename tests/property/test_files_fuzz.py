@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import torch
-from mutations import mutated_bytes, mutated_text
-from reference_simulator import simulate as reference
+from support.mutations import mutated_bytes, mutated_text
+from support.reference_simulator import simulate as reference
 from torch import nn
 
 import rekindle

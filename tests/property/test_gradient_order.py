@@ -1,7 +1,7 @@
 """Where gradients alone do not fit: the order that a search begins from, and what `auto` finds."""
 
 import pytest
-from training_graphs import training_graph
+from support.training_graphs import training_graph
 
 from rekindle.core import Problem, Schedule, check_schedule, keep_all, simulate
 from rekindle.core.generate import TrainingGraph, chain, random_problem

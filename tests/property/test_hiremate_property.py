@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import cheapest, training_graph
+from support.training_graphs import cheapest, training_graph
 
 from rekindle.core import Schedule, Status, check_problem, keep_all, simulate
 from rekindle.partition.hierarchy import HPartition, dominators

@@ -5,12 +5,12 @@ which each op stands once to C times.
 """
 
 import pytest
+from support.staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 from rekindle.core import Problem, Schedule, Solution, Status, simulate
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import run_solver
 from rekindle.solve.staged.moccasin import Moccasin
-from staged_brute_force import budget_between, cheapest_by_force, small_problem
 
 
 def cheapest_sequence(problem: Problem, budget: int, max_runs: int) -> int | None:

@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import training_graph
+from support.training_graphs import training_graph
 
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.core.generate import random_problem

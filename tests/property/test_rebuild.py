@@ -1,10 +1,10 @@
 """Large neighbourhoods: never dearer than the start, within the budget, never below the optimum."""
 
-import brute_force
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import training_graph
+from support import brute_force
+from support.training_graphs import training_graph
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, simulate

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import brute_force
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import training_graph
+from support import brute_force
+from support.training_graphs import training_graph
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, simulate

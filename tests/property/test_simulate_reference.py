@@ -3,9 +3,9 @@
 from random import Random
 
 import pytest
-import reference_simulator as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import reference_simulator as reference
 
 from rekindle.core import Op, Problem, Schedule, Value, check_problem, simulate
 from rekindle.core.generate import random_problem, random_schedule

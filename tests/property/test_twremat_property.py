@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_graphs import cheapest, training_graph
+from support.training_graphs import cheapest, training_graph
 
 from rekindle.core import Status, keep_all, simulate
 from rekindle.partition.treewidth import OpGraph, eliminate, separator_tree

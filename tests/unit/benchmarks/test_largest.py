@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from benchmark_scripts import load_script
+from support.benchmark_scripts import load_script
 
 search = load_script("gpu/largest.py")
 

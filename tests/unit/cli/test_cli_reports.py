@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from report_problems import HOSTILE, layered, solved
+from support.report_problems import HOSTILE, layered, solved
 
 from rekindle.cli import main
 from rekindle.core import keep_all, read_schedule, simulate, write_problem, write_schedule

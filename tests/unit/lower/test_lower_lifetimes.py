@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from support.random_models import RandomModel
+from support.schedules import SCHEDULES
 from torch import nn
 
-from equivalence.random_models import RandomModel
-from equivalence.schedules import SCHEDULES
 from rekindle.capture import capture
 from rekindle.core.simulate import copies
 from rekindle.lower.lifetimes import lifetimes

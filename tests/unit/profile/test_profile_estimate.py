@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from profile_graphs import model_graphs, trace
+from support.profile_graphs import model_graphs, trace
 
 from rekindle.errors import DeviceProfileError
-from rekindle.profile import Source, device_names, estimate_nodes, load_device, op_signature
+from rekindle.profile import Source, device_names, estimate_nodes, load_device, signature
 from rekindle.profile.block_sizes import CudaBlocks, expandable_segments
 from rekindle.profile.estimate import estimate, flops, moved_bytes
 from rekindle.rewrite.packed_attention import packed_attention_backward
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def only_call(fn, *args, name):
-    calls = [op_signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
+    calls = [signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
     return next(c for c in calls if c.name.startswith(name))
 
 

@@ -7,10 +7,10 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from profile_graphs import model_graphs, trace
+from support.profile_graphs import model_graphs, trace
 from torch import nn
 
-from rekindle.profile import Source, op_signature, profile_nodes, profiler
+from rekindle.profile import Source, profile_nodes, profiler, signature
 from rekindle.profile import measure as measurement
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 from rekindle.profile.measure import CpuBench, CudaBench, Timing, measure
@@ -123,7 +123,7 @@ def test_a_state_that_only_the_forward_op_makes_is_made_by_it():
 def test_data_keeps_shapes_strides_and_sharing():
     base = torch.zeros(40)
     call = next(
-        op_signature(n)
+        signature(n)
         for n in trace(lambda a, b: a + b, base[4:16].view(3, 4).t(), base[8:20].view(4, 3)).nodes
         if n.op == "call_function"
     )
@@ -254,7 +254,7 @@ def test_progress_and_what_it_will_take(graphs):
 
 
 def test_more_layers_cost_no_more_ops():
-    from profile_graphs import Gpt, joint_graph
+    from support.profile_graphs import Gpt, joint_graph
 
     ids = torch.randint(0, 131, (2, 16))
     first = profile_nodes(joint_graph(Gpt(2), lambda out: out, ids).nodes)
@@ -267,7 +267,7 @@ def test_time_is_in_proportion_to_the_work():
     small, large = torch.zeros(64, 64), torch.zeros(768, 768)
     times = []
     for x in (small, large):
-        call = op_signature(next(n for n in trace(torch.mm, x, x).nodes if n.op == "call_function"))
+        call = signature(next(n for n in trace(torch.mm, x, x).nodes if n.op == "call_function"))
         times.append(measure(call, CpuBench(), torch.Generator()).device_ns)
     assert times[1] > 50 * times[0]  # 1728 times the work
 

@@ -4,16 +4,16 @@ import json
 
 import pytest
 import torch
-from profile_graphs import Gpt, joint_graph, model_graphs, trace
+from support.profile_graphs import Gpt, joint_graph, model_graphs, trace
 from torch import Tensor
 
-from rekindle.profile import op_signature
+from rekindle.profile import signature
 from rekindle.profile.op_signature import spec_of
 from rekindle.profile.profiler import distinct_calls
 
 
 def calls_of(fn, *args):
-    return [op_signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
+    return [signature(n) for n in trace(fn, *args).nodes if n.op == "call_function"]
 
 
 def test_equal_calls_have_equal_keys_and_layers_add_none():
@@ -77,7 +77,7 @@ def test_views_and_new_storages_are_told_apart():
 def test_only_calls_have_a_signature():
     placeholder = next(iter(trace(torch.sin, torch.zeros(2)).nodes))
     with pytest.raises(ValueError, match="placeholder"):
-        op_signature(placeholder)
+        signature(placeholder)
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet", "fno"])
@@ -85,7 +85,7 @@ def test_quick_keys_find_the_same_calls(name):
     nodes = [n for n in model_graphs()[name].nodes if n.op == "call_function"]
     names, which, calls = distinct_calls(nodes)
     assert names == [n.name for n in nodes]
-    assert [calls[i].key for i in which] == [op_signature(n).key for n in nodes]
+    assert [calls[i].key for i in which] == [signature(n).key for n in nodes]
     assert len({c.key for c in calls}) == len(calls)
 
 

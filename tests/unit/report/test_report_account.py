@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_problems import MIB, layered, solved
+from support.report_problems import MIB, layered, solved
 
 from rekindle.core import Schedule, copies, keep_all, simulate
 from rekindle.core.generate import random_problem, random_schedule, transformer

@@ -5,7 +5,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 
-from report_problems import HOSTILE, layered, measured, solved
+from support.report_problems import HOSTILE, layered, measured, solved
 
 from rekindle.core import Op, Problem, Schedule, Value, keep_all
 from rekindle.core.generate import random_layered, transformer

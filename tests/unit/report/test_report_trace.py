@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from report_problems import layered, solved
+from support.report_problems import layered, solved
 
 from rekindle.core import keep_all
 from rekindle.core.generate import random_problem, random_schedule

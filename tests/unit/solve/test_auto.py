@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import brute_force
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import brute_force
+from support.training_graphs import cheapest, training_graph
 
-from property.training_graphs import cheapest, training_graph
 from rekindle import _native
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
 from rekindle.core.generate import chain, random_problem, transformer

@@ -1,8 +1,8 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-import brute_force
 import pytest
+from support import brute_force
 
 from rekindle.core import (
     Op,

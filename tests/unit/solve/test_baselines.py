@@ -1,7 +1,7 @@
 from random import Random
 
-import brute_force
 import pytest
+from support import brute_force
 
 from rekindle import _native
 from rekindle.core import (

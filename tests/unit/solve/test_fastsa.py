@@ -5,8 +5,8 @@ import sys
 import textwrap
 import time
 
-import brute_force
 import pytest
+from support import brute_force
 
 from rekindle import _native
 from rekindle.core import Op, Problem, Status, Value, keep_all, read_problem, simulate

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.training_graphs import training_graph
 
-from property.training_graphs import training_graph
 from rekindle.core import Problem, Status, keep_all, simulate
 from rekindle.solve import find_solver, run_solver
 from rekindle.solve import solution_cache as kept_module

@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from support.training_graphs import training_graph
 
-from property.training_graphs import training_graph
 from rekindle.core import (
     Op,
     Problem,

@@ -1,5 +1,5 @@
 """Read by every Python that a page or an example starts."""
 
-import torchvision_on_cpu
+from support import torchvision_on_cpu
 
 torchvision_on_cpu.install()

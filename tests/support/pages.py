@@ -59,7 +59,9 @@ def session(folder: Path) -> dict[str, str]:
     tests = ROOT / "tests"
     return os.environ | {
         "PATH": os.pathsep.join((str(commands), os.environ["PATH"])),
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", tests / "docs" / "session", tests))),
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (ROOT / "src", tests / "support" / "page_session", tests))
+        ),
         "REKINDLE_CACHE_DIR": str(folder / ".cache"),
     }
 

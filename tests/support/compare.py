@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from support.zoo import Example
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-
-from equivalence.zoo import Example
 
 Record = dict[str, Tensor | str | None]
 

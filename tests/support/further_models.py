@@ -3,9 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from equivalence.zoo import (
+from support.zoo import (
     BATCH,
     LENGTH,
     LLAMA_LIKE,
@@ -22,6 +20,7 @@ from equivalence.zoo import (
     require,
     tokens,
 )
+from torch import Tensor, nn
 
 SMALL_GPT2 = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
 

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import small_models
 from torch import Tensor, nn
-
-from equivalence import small_models
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

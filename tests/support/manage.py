@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.compare import Record, assert_same, train
+from support.schedules import SCHEDULES, Scheduler
+from support.zoo import Example, Inputs
 from torch import Tensor, nn
 
 import rekindle
-from equivalence.compare import Record, assert_same, train
-from equivalence.schedules import SCHEDULES, Scheduler
-from equivalence.zoo import Example, Inputs
 
 
 def manage(example: Example, schedule: str | Scheduler = "keep-all", **options: Any) -> nn.Module:

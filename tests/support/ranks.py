@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.meter import LiveMeter, resident_of
+from support.schedules import SCHEDULES
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
-from equivalence.schedules import SCHEDULES
-from memory.meter import LiveMeter, resident_of
 from rekindle.core import simulate
 from rekindle.integrate import distributed
 from rekindle.integrate.adapter_options import settings_of
