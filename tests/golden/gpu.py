@@ -32,7 +32,7 @@ from torch import nn
 if __name__ == "__main__":
     _tests = Path(__file__).resolve().parent.parent
     sys.path[:0] = [str(_tests), str(_tests.parent / "src")]
-    import torchvision_on_cpu
+    from support import torchvision_on_cpu
 
     torchvision_on_cpu.install()
 
@@ -40,7 +40,7 @@ from golden.capturing import facts_of_plan
 from golden.models import Sample
 from rekindle import BudgetInfeasible, plan
 from rekindle.core import keep_all
-from rekindle.solve.fastsa import FastSA
+from rekindle.solve.anneal.fastsa import FastSA
 
 SEARCH = FastSA(num_moves=20_000, num_seeds=1)
 BUDGET = 0.7

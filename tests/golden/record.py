@@ -144,7 +144,7 @@ def main() -> int:
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent.parent / "src")]
-    import torchvision_on_cpu
+    from support import torchvision_on_cpu
 
     torchvision_on_cpu.install()
     warnings.simplefilter("ignore")

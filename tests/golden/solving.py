@@ -7,11 +7,11 @@ from rekindle.core import Problem, keep_all, read_problem, simulate
 from rekindle.core.generate import chain, random_layered, random_problem, transformer, unet
 from rekindle.errors import SolverRefused
 from rekindle.solve import find_solver, run_solver
-from rekindle.solve.auto import Auto
+from rekindle.solve.anneal.fastsa import FastSA, Reorder
+from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import Solver
-from rekindle.solve.fastsa import FastSA, Reorder
-from rekindle.solve.hiremate import HiRemate
-from rekindle.solve.rockmate import Rockmate
+from rekindle.solve.hierarchy.hiremate import HiRemate
+from rekindle.solve.hierarchy.rockmate import Rockmate
 
 INSTANCES = Path(__file__).parent.parent / "instances"
 FRACTIONS = (0.8, 0.6)
