@@ -109,7 +109,7 @@ $(VENV)/.tools: $(VENV)/.package requirements-test.txt requirements-test-nodeps.
 	$(call pip_install,--no-deps -r requirements-test-nodeps.txt)
 	touch $@
 
-$(NATIVE): CMakeLists.txt $(wildcard cpp/*) $(filter-out $(NATIVE),$(PACKAGE))
+$(NATIVE): CMakeLists.txt $(wildcard cpp/* cpp/*/*) $(filter-out $(NATIVE),$(PACKAGE))
 	cmake -S . -B build/Release -G Ninja -DREKINDLE_STRICT=ON -DPython_EXECUTABLE=$(PYTHON)
 	cmake --build build/Release
 	touch $@

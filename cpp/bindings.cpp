@@ -13,20 +13,20 @@
 #include <tuple>
 #include <vector>
 
-#include "anneal.h"
-#include "bound.h"
-#include "chain_dp.h"
-#include "control.h"
-#include "evict.h"
-#include "exact.h"
-#include "fillup.h"
-#include "order.h"
-#include "policy.h"
-#include "problem.h"
-#include "prune.h"
-#include "rebuild.h"
-#include "saves.h"
-#include "simulate.h"
+#include "anneal/anneal.h"
+#include "bound/bound.h"
+#include "chain/chain_dp.h"
+#include "core/control.h"
+#include "greedy/evict.h"
+#include "search/exact.h"
+#include "greedy/fill_up.h"
+#include "search/order.h"
+#include "search/policies.h"
+#include "core/problem.h"
+#include "greedy/prune.h"
+#include "search/lns.h"
+#include "search/save_sets.h"
+#include "core/simulate.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

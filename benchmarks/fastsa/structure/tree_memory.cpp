@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "wide.h"
+#include "core/simd.h"
 
 namespace rekindle {
 

@@ -1,0 +1,224 @@
+#include "bound/bound.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "bound/min_cut.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
+constexpr int max_cuts = 40;
+
+// Ops without which some target is missing, or that must run: all others may be left out.
+std::vector<std::uint8_t> needed_ops(const Problem& p) {
+    std::vector<std::uint8_t> needed(idx(p.num_ops()), 0);
+    std::vector<Id> todo;
+    auto need = [&](Id i) {
+        if (needed[idx(i)]) return;
+        needed[idx(i)] = 1;
+        todo.push_back(i);
+    };
+    for (Id v : p.targets) need(p.producer_of(v));
+    for (Id i = 0; i < p.num_ops(); ++i)
+        if (p.is_once(i)) need(i);
+    while (!todo.empty()) {
+        const Id i = todo.back();
+        todo.pop_back();
+        for (Id v : p.inputs[i]) need(p.producer_of(v));
+    }
+    return needed;
+}
+
+// What one price leaves: a line in the price, `again + price * kept`.
+struct Line {
+    double again = 0, kept = 0;
+    double at(double price) const { return again + price * kept; }
+};
+
+// The two labels of an op are nodes, joined with the source where they hold for sure and with the
+// sink where they cannot. A node on the source's side has its label.
+class Sides {
+   public:
+    Sides(const Problem& problem, Id op)
+        : p_(problem), op_(op), needed_(needed_ops(problem)), before_(ancestors(problem, op)),
+          after_(descendants(problem, op)), flow_(0) {
+        take_own();
+        number_nodes();
+        flow_ = Flow(idx(num_nodes_));
+        // Whole capacities lose nothing that matters, and all of them together stay below infinite.
+        dear_ = 1e18 / static_cast<double>(num_nodes_);
+        scale_ = dear_ / 8 / std::max(1.0, total_cost_);
+    }
+
+    bool needed() const { return needed_[idx(op_)] != 0; }
+    std::int64_t own() const { return own_; }  // what the op itself has in memory
+    double total_cost() const { return total_cost_; }
+    double total_size() const { return total_size_; }
+
+    // The least `again + price * kept`, never above the truth.
+    double cut(double price, Control& control) {
+        flow_.clear();
+        for (Id i = 0; i < p_.num_ops(); ++i)
+            if (i != op_ && needed_[idx(i)]) add_op(i);
+        for (Id v = 0; v < p_.num_values(); ++v)
+            if (value_node_[idx(v)] >= 0) add_value(v, price);
+        return static_cast<double>(flow_.run(source, sink, control, true)) / scale_;
+    }
+
+    // By the last cut.
+    std::vector<Id> kept() const {
+        std::vector<Id> result;
+        for (Id v = 0; v < p_.num_values(); ++v)
+            if (value_node_[idx(v)] >= 0 && flow_.reached(value_node_[idx(v)]) &&
+                !flow_.reached(runs_after(p_.producer_of(v))))
+                result.push_back(v);
+        return result;
+    }
+    Line line(const std::vector<Id>& kept) const {
+        Line result;
+        for (Id v : kept) result.kept += static_cast<double>(p_.size_of(v));
+        for (Id i = 0; i < p_.num_ops(); ++i)
+            if (i != op_ && needed_[idx(i)] && flow_.reached(runs_after(i)) &&
+                !flow_.reached(not_before(i)))
+                result.again += static_cast<double>(p_.cost_of(i));
+        return result;
+    }
+
+   private:
+    static constexpr std::int32_t source = 0, sink = 1;
+
+    std::int32_t not_before(Id i) const {
+        return before_[idx(i)] ? sink : after_[idx(i)] ? source : op_node_[idx(i)] + 1;
+    }
+    std::int32_t runs_after(Id i) const { return after_[idx(i)] ? source : op_node_[idx(i)]; }
+
+    // What the op itself has in memory is there for free; so is what the loss has left held.
+    void take_own() {
+        free_.assign(idx(p_.num_values()), 0);
+        own_ = p_.workspace[idx(op_)];
+        auto take = [&](Id v) {
+            if (free_[idx(v)]) return;
+            free_[idx(v)] = 1;
+            own_ += p_.size_of(v);
+        };
+        for (Id v : p_.inputs[op_]) take(v);
+        for (Id v : p_.outputs[op_]) take(v);
+        const auto pairs = p_.inplace[op_];
+        for (std::size_t k = 1; k < pairs.size(); k += 2) own_ -= p_.size_of(pairs[k]);
+        if (p_.loss >= 0 && before_[idx(p_.loss)])
+            for (Id v : p_.held) take(v);
+    }
+
+    void number_nodes() {
+        op_node_.assign(idx(p_.num_ops()), -1);
+        value_node_.assign(idx(p_.num_values()), -1);
+        target_.assign(idx(p_.num_values()), 0);
+        for (Id v : p_.targets) target_[idx(v)] = 1;
+        for (Id i = 0; i < p_.num_ops(); ++i) {
+            if (!needed_[idx(i)] || after_[idx(i)] || i == op_) continue;
+            op_node_[idx(i)] = num_nodes_;
+            num_nodes_ += before_[idx(i)] ? 1 : 2;
+            total_cost_ += static_cast<double>(p_.cost_of(i));
+            for (Id v : p_.outputs[i])
+                if (!free_[idx(v)]) {
+                    value_node_[idx(v)] = num_nodes_++;
+                    total_size_ += static_cast<double>(p_.size_of(v));
+                }
+        }
+    }
+
+    void add_op(Id i) {
+        // Closed: where a producer has not run, its reader has not.
+        if (!before_[idx(i)] && !after_[idx(i)]) {
+            flow_.edge(not_before(i), runs_after(i), Flow::infinite);
+            for (Id v : p_.inputs[i])
+                if (!before_[idx(p_.producer_of(v))])
+                    flow_.edge(not_before(p_.producer_of(v)), not_before(i), Flow::infinite);
+        }
+        if (!after_[idx(i)]) flow_.edge(runs_after(i), not_before(i), again(i));
+        for (Id v : p_.inputs[i])
+            if (value_node_[idx(v)] >= 0)
+                flow_.edge(runs_after(i), value_node_[idx(v)], Flow::infinite);
+    }
+
+    void add_value(Id v, double price) {
+        if (target_[idx(v)]) flow_.edge(source, value_node_[idx(v)], Flow::infinite);
+        const double keep = std::floor(scale_ * price * static_cast<double>(p_.size_of(v)));
+        flow_.edge(value_node_[idx(v)], runs_after(p_.producer_of(v)),
+                   static_cast<std::int64_t>(std::min(keep, dear_)));
+    }
+
+    std::int64_t again(Id i) const {
+        if (p_.is_once(i)) return Flow::infinite;
+        return static_cast<std::int64_t>(std::floor(scale_ * static_cast<double>(p_.cost_of(i))));
+    }
+
+    const Problem& p_;
+    Id op_;
+    std::vector<std::uint8_t> needed_, before_, after_, free_, target_;  // per op; per value
+    Flow flow_;
+    std::vector<std::int32_t> op_node_, value_node_;
+    std::int32_t num_nodes_ = 2;
+    std::int64_t own_ = 0;
+    double total_cost_ = 0, total_size_ = 0, scale_ = 1, dear_ = 0;
+};
+
+}  // namespace
+
+Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, double price,
+               double least) {
+    Bound best;
+    Sides sides(p, op);
+    if (!sides.needed()) return best;
+    if (budget < sides.own()) {
+        best.infeasible = true;
+        return best;
+    }
+    const auto room = static_cast<double>(budget - sides.own());
+    if (sides.total_size() <= room) return best;  // everything fits
+
+    // Between a price at which too much is kept and one at which not.
+    double low = 0, high = -1;
+    Line at_low{0, sides.total_size()}, at_high;  // nothing is made again for nothing
+    if (price <= 0) price = sides.total_cost() / (8 * std::max(1.0, room)) + 1e-12;
+    for (int k = 0; k < max_cuts && price < 1e30; ++k) {
+        const double cut = sides.cut(price, control);
+        if (control.expired()) break;
+        std::vector<Id> kept = sides.kept();
+        const Line line = sides.line(kept);
+        const double extra = cut - price * room;
+        if (extra > best.extra) {
+            best.extra = extra;
+            best.price = price;
+            best.kept = std::move(kept);
+        }
+        if (extra > sides.total_cost()) {  // more than making everything again
+            best.infeasible = true;
+            return best;
+        }
+        if (line.kept > room) {
+            low = price;
+            at_low = line;
+        } else {
+            high = price;
+            at_high = line;
+        }
+        if (high < 0) {
+            price *= 4;
+            continue;
+        }
+        // Where the two lines meet: no price has a bound above theirs there.
+        if (!(at_low.kept > at_high.kept)) break;
+        price = (at_high.again - at_low.again) / (at_low.kept - at_high.kept);
+        if (!(price > low && price < high)) break;
+        const double most = at_low.at(price) - price * room;
+        if (most <= std::max(least, (1 + 1e-5) * best.extra)) break;
+    }
+    best.extra = std::max(0.0, best.extra * (1 - 1e-9));
+    return best;
+}
+
+}  // namespace rekindle
