@@ -17,16 +17,16 @@
 #include "bound/bound.h"
 #include "chain/chain_dp.h"
 #include "core/control.h"
+#include "core/problem.h"
+#include "core/simulate.h"
 #include "greedy/evict.h"
-#include "search/exact.h"
 #include "greedy/fill_up.h"
+#include "greedy/prune.h"
+#include "search/exact.h"
+#include "search/lns.h"
 #include "search/order.h"
 #include "search/policies.h"
-#include "core/problem.h"
-#include "greedy/prune.h"
-#include "search/lns.h"
 #include "search/save_sets.h"
-#include "core/simulate.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -98,8 +98,8 @@ void bind_problem(nb::module_& m) {
             [](Problem* self, std::vector<std::int64_t> sizes, const std::vector<Id>& resident,
                std::vector<std::int64_t> costs, std::vector<std::int64_t> workspaces,
                const std::vector<bool>& once, const FlatRows& inputs, const FlatRows& outputs,
-               const FlatRows& inplace, const std::vector<Id>& targets,
-               const std::vector<Id>& held, Id loss) {
+               const FlatRows& inplace, const std::vector<Id>& targets, const std::vector<Id>& held,
+               Id loss) {
                 // Built apart and moved in: nothing half-made stays behind an exception.
                 Problem p;
                 const std::size_t num_ops = costs.size();
@@ -191,7 +191,8 @@ void bind_walks(nb::module_& m) {
             return std::tuple(result.fits, std::move(result.schedule));
         },
         "problem"_a, "order"_a, "limit"_a, "max_steps"_a, "time_limit_s"_a,
-        "Greedy rematerialization under a memory limit; (fits, schedule). Raises KeyboardInterrupt.");
+        "Greedy rematerialization under a memory limit; (fits, schedule). Raises "
+        "KeyboardInterrupt.");
 
     m.def(
         "smallest_order",
@@ -254,7 +255,8 @@ void bind_bound(nb::module_& m) {
             return std::tuple(bound.extra, bound.infeasible, bound.price, std::move(bound.kept));
         },
         "problem"_a, "op"_a, "budget"_a, "time_limit_s"_a, "price"_a = 0.0, "least"_a = 0.0,
-        "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, kept). "
+        "Lower bound on the extra cost from the moment of one op: (extra, infeasible, price, "
+        "kept). "
         "Raises KeyboardInterrupt.");
 }
 
@@ -305,7 +307,8 @@ void bind_climbs(nb::module_& m) {
             Control control;
             limit(control, time_limit_s);
             const auto num_ops = static_cast<std::size_t>(problem.num_ops());
-            if (moment < 0 || static_cast<std::size_t>(moment) >= num_ops || order.size() != num_ops)
+            if (moment < 0 || static_cast<std::size_t>(moment) >= num_ops ||
+                order.size() != num_ops)
                 throw nb::value_error("an order of all ops and one of them are needed");
             std::vector<SavesFound> found;
             {
@@ -369,8 +372,9 @@ void bind_annealing(nb::module_& m) {
         "anneal",
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
            Objective objective, const std::vector<std::uint64_t>& seeds, std::int64_t max_moves,
-           double time_limit_s, int num_threads, double hot, double cold, double soft, double soft_weight, double smooth,
-           bool reorder_only, bool ratchet, bool paper_moves, bool windows, std::int64_t enough,
+           double time_limit_s, int num_threads, double hot, double cold, double soft,
+           double soft_weight, double smooth, bool reorder_only, bool ratchet, bool paper_moves,
+           bool windows, std::int64_t enough,
            std::optional<std::function<double(double, double)>> custom) {
             AnnealOptions options;
             options.budget = budget;
@@ -408,9 +412,9 @@ void bind_annealing(nb::module_& m) {
             return std::tuple(std::move(results), std::string(ended));
         },
         "problem"_a, "starts"_a, "budget"_a, "objective"_a, "seeds"_a, "max_moves"_a,
-        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 50.0, "cold"_a = 0.02, "soft"_a = 0.97, "soft_weight"_a = 0.1, "smooth"_a = 0.0,
-        "reorder_only"_a = false, "ratchet"_a = false, "paper_moves"_a = false, "windows"_a = false,
-        "enough"_a = -1, "custom"_a = nb::none(),
+        "time_limit_s"_a, "num_threads"_a = 1, "hot"_a = 50.0, "cold"_a = 0.02, "soft"_a = 0.97,
+        "soft_weight"_a = 0.1, "smooth"_a = 0.0, "reorder_only"_a = false, "ratchet"_a = false,
+        "paper_moves"_a = false, "windows"_a = false, "enough"_a = -1, "custom"_a = nb::none(),
         "Simulated annealing, one run per seed, from valid schedules; (results, what ended it "
         "early or \"\").");
 
@@ -458,14 +462,11 @@ void bind_filling(nb::module_& m) {
 
 using OptionRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 
-std::unique_ptr<ChainTable> chain_table(std::vector<std::int64_t> inputs,
-                                        std::vector<std::int64_t> standing,
-                                        std::vector<std::int64_t> bare_costs,
-                                        std::vector<std::int64_t> bare_peaks,
-                                        std::vector<std::int64_t> pass_peaks,
-                                        const std::vector<std::vector<OptionRow>>& options,
-                                        std::int64_t unit, std::size_t slots, ChainRule rule,
-                                        double time_limit_s) {
+std::unique_ptr<ChainTable> chain_table(
+    std::vector<std::int64_t> inputs, std::vector<std::int64_t> standing,
+    std::vector<std::int64_t> bare_costs, std::vector<std::int64_t> bare_peaks,
+    std::vector<std::int64_t> pass_peaks, const std::vector<std::vector<OptionRow>>& options,
+    std::int64_t unit, std::size_t slots, ChainRule rule, double time_limit_s) {
     const std::size_t n = inputs.size();
     if (n == 0 || unit < 1 || standing.size() != n || bare_costs.size() != n ||
         bare_peaks.size() != n || pass_peaks.size() != n || options.size() != n)
@@ -507,18 +508,19 @@ void bind_chains(nb::module_& m) {
                 return steps;
             },
             "slots"_a, "The sequence of that cost as (run, block, option); empty where none.");
-    m.def("solve_chain", &chain_table, "inputs"_a, "standing"_a, "bare_costs"_a, "bare_peaks"_a,
-          "pass_peaks"_a, "options"_a, "unit"_a, "slots"_a, "rule"_a, "time_limit_s"_a,
-          "Rotor and rk-Rotor: the best sequence over a chain of blocks for every number of slots "
-          "of `unit` bytes from 0 to `slots`, in O(n^2 slots (n + options)). One entry per block in "
-          "each list: `inputs` the bytes of the activation it reads; `standing` the gradients that "
-          "are there from the end of the backward of block i + 1 to the start of that of block i; "
-          "`bare_costs` its forward with nothing saved; `bare_peaks` that forward's peak where its "
-          "input stays, without the input, with the output; `pass_peaks` the same where its input "
-          "may go, with the input; `options` rows (saved, forward_peak, backward_peak, cost): what "
-          "is kept between its forward and backward, the output included; the peaks while each "
-          "runs, what is saved included, the block's input and `standing` left out; and the cost "
-          "of both. Sizes are rounded up to slots, so a sequence never needs more than its slots.");
+    m.def(
+        "solve_chain", &chain_table, "inputs"_a, "standing"_a, "bare_costs"_a, "bare_peaks"_a,
+        "pass_peaks"_a, "options"_a, "unit"_a, "slots"_a, "rule"_a, "time_limit_s"_a,
+        "Rotor and rk-Rotor: the best sequence over a chain of blocks for every number of slots "
+        "of `unit` bytes from 0 to `slots`, in O(n^2 slots (n + options)). One entry per block in "
+        "each list: `inputs` the bytes of the activation it reads; `standing` the gradients that "
+        "are there from the end of the backward of block i + 1 to the start of that of block i; "
+        "`bare_costs` its forward with nothing saved; `bare_peaks` that forward's peak where its "
+        "input stays, without the input, with the output; `pass_peaks` the same where its input "
+        "may go, with the input; `options` rows (saved, forward_peak, backward_peak, cost): what "
+        "is kept between its forward and backward, the output included; the peaks while each "
+        "runs, what is saved included, the block's input and `standing` left out; and the cost "
+        "of both. Sizes are rounded up to slots, so a sequence never needs more than its slots.");
     m.def("chain_table_bytes", &chain_table_bytes, "num_blocks"_a, "slots"_a, "rule"_a,
           "The bytes that the table of solve_chain takes.");
 }

@@ -7,20 +7,21 @@
 #include <thread>
 
 #include "anneal/moves.h"
-#include "core/random.h"
 #include "anneal/timeline.h"
 #include "anneal/windows.h"
+#include "core/random.h"
 #include "core/simulate.h"
 
 namespace rekindle {
 
 namespace {
 
-constexpr std::int64_t period = 1024;  // moves between looks at the clock
+constexpr std::int64_t period = 1024;     // moves between looks at the clock
 constexpr double window_tolerance = 0.3;  // mean costs
 
 // A schedule of the line, written down often: only the slots that changed since are copied, so that
-// on a long line, where nearly every move finds a smaller peak at first, it costs no more than they.
+// on a long line, where nearly every move finds a smaller peak at first, it costs no more than
+// they.
 class Snapshot {
    public:
     // To be told of every move that is made ...
@@ -56,10 +57,7 @@ class Snapshot {
 class Annealer {
    public:
     Annealer(const Problem& problem, std::span<const Id> start, const AnnealOptions& options)
-        : p_(problem),
-          options_(options),
-          random_(options.seed),
-          line_(problem, options.budget),
+        : p_(problem), options_(options), random_(options.seed), line_(problem, options.budget),
           moves_(problem, line_, random_, options.reorder_only, options.paper_moves) {
         // M(S) falls best by area, under a budget that is lowered step by step.
         if (options_.objective == Objective::peak && !options_.paper_moves) {
@@ -195,7 +193,8 @@ class Annealer {
         if (!line_.settle() || !fits()) return false;
         line_.measure();
         return static_cast<double>(line_.cost_change()) +
-                   price_ * weigh(line_.excess_change(), line_.soft_change()) <= slack;
+                   price_ * weigh(line_.excess_change(), line_.soft_change()) <=
+               slack;
     }
 
     double weigh(std::int64_t excess, std::int64_t soft) const {
@@ -268,8 +267,8 @@ class Annealer {
     }
 
     void soften() {
-        line_.set_soft(static_cast<std::int64_t>(options_.soft *
-                                                 static_cast<double>(line_.budget())));
+        line_.set_soft(
+            static_cast<std::int64_t>(options_.soft * static_cast<double>(line_.budget())));
     }
 
     // Before the schedule changes: what is best and not yet written down is written down.
@@ -345,7 +344,7 @@ class Annealer {
     double hot_ = 1, cold_ = 1, temperature_ = 1;
     double price_ = 1, first_price_ = 1;
     double begun_s_ = 0, until_s_ = 0;
-    double value_ = 0;  // of the objective, where it is not `area`
+    double value_ = 0;         // of the objective, where it is not `area`
     Slot low_ = 0, high_ = 0;  // the stretch that is heated, where not everything is
     std::int64_t smallest_ = -1;
     std::int64_t since_respace_ = 0;
@@ -377,8 +376,8 @@ std::vector<AnnealResult> anneal_seeds(const Problem& problem,
             const auto rounds = static_cast<double>((seeds.size() - k + threads - 1) / threads);
             const double now_s = control.elapsed_s();
             const double until_s = now_s + (control.time_limit_s - now_s) / rounds;
-            results[k] = Annealer(problem, starts[k % starts.size()], mine)
-                             .run(control, host, until_s);
+            results[k] =
+                Annealer(problem, starts[k % starts.size()], mine).run(control, host, until_s);
             if (!results[k].within || results[k].best_cost > options.enough) continue;
             for (std::size_t best = first_enough; k < best;)
                 if (first_enough.compare_exchange_weak(best, k)) break;

@@ -30,8 +30,8 @@ struct AnnealOptions {
     std::int64_t budget = 0;
     Objective objective = Objective::area;
     std::function<double(double, double)> custom;
-    double smooth = 0;         // > 0: peak-based objectives see a log-add-exp of that unit (C.2)
-    bool reorder_only = false; // no recomputation: only the order changes (B.2)
+    double smooth = 0;          // > 0: peak-based objectives see a log-add-exp of that unit (C.2)
+    bool reorder_only = false;  // no recomputation: only the order changes (B.2)
     // The budget to meet is lowered step by step, each time below the smallest peak so far, until
     // `budget` is met: finds small peaks where `budget` itself is far out of reach.
     bool ratchet = false;
@@ -41,18 +41,18 @@ struct AnnealOptions {
     std::int64_t max_moves = 1'000'000;
     // Temperatures: for `area` in mean op costs, else as a fraction of the first objective value.
     double hot = 50, cold = 0.02;
-    // Heats one stretch after another, to at most `hot`, and keeps the rest cold (anneal/windows.h);
-    // for `area`, from a start within the budget.
+    // Heats one stretch after another, to at most `hot`, and keeps the rest cold
+    // (anneal/windows.h); for `area`, from a start within the budget.
     bool windows = false;
     // `area` also feels memory above soft * B, at soft_weight times the price.
     double soft = 0.97, soft_weight = 0.1;
 };
 
 struct AnnealResult {
-    bool within = false;          // a schedule within the budget was seen
-    std::vector<Id> best;         // the cheapest within the budget; empty if there was none
+    bool within = false;   // a schedule within the budget was seen
+    std::vector<Id> best;  // the cheapest within the budget; empty if there was none
     std::int64_t best_cost = 0, best_peak = 0;
-    std::vector<Id> smallest;     // the smallest peak seen (only while none was within the budget)
+    std::vector<Id> smallest;  // the smallest peak seen (only while none was within the budget)
     std::int64_t smallest_cost = 0, smallest_peak = 0;
     // Moves drawn; of these, those for which there was something to propose, and so to judge.
     std::int64_t moves = 0, judged = 0, accepted = 0;

@@ -1,5 +1,5 @@
-// The timeline's moves before they are made: whether they are valid, which runs they leave without a
-// reader, and what they do to memory.
+// The timeline's moves before they are made: whether they are valid, which runs they leave without
+// a reader, and what they do to memory.
 #include <algorithm>
 
 #include "anneal/timeline.h"
@@ -29,8 +29,8 @@ bool Timeline::settle() {
     return true;
 }
 
-// The commonest move by far, one step to another slot, where each of its reads stays with its copy and
-// what it makes is read by the same steps as before (else `general`, or not valid).
+// The commonest move by far, one step to another slot, where each of its reads stays with its copy
+// and what it makes is read by the same steps as before (else `general`, or not valid).
 Timeline::Shift Timeline::collect_shift() {
     const Id op = changes_[0].op;
     const Slot from = changes_[0].slot, to = changes_[1].slot;
@@ -204,7 +204,8 @@ bool Timeline::collect_reads(const Touched& touched, std::span<const std::int32_
     return true;
 }
 
-// A copy's last event was, or becomes, this one. The breaks of the changes come first, two for each.
+// A copy's last event was, or becomes, this one. The breaks of the changes come first, two for
+// each.
 void Timeline::break_after(std::int32_t event, const Modification* made_by, std::int64_t size) {
     const bool in_place = (event & 3) == read_inplace;
     if (made_by && !in_place)

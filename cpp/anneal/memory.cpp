@@ -133,7 +133,8 @@ void BlockMemory::add(std::span<const MemorySegment> segments, int sign) {
     if (stale != no_block) refresh_block(stale);
 }
 
-void BlockMemory::add_range(std::int32_t first, std::int32_t last, std::int64_t change, std::size_t& stale) {
+void BlockMemory::add_range(std::int32_t first, std::int32_t last, std::int64_t change,
+                            std::size_t& stale) {
     const std::int32_t size = 1 << block_bits_;
     while (first <= last) {
         const auto block = idx(first >> block_bits_);

@@ -3,8 +3,8 @@
 // what lies below the lines before and after is settled by the block's maximum alone.
 //
 // Chosen by measurement over an add-max segment tree (FastSA, 2.1.1) and one whose leaves are such
-// blocks (benchmarks/fastsa/structure.md): a move wants sums over many slots, which a tree has to go
-// down to one by one. `structure.py` puts the trees in this one's place.
+// blocks (benchmarks/fastsa/structure.md): a move wants sums over many slots, which a tree has to
+// go down to one by one. `structure.py` puts the trees in this one's place.
 #pragma once
 
 #include <cstddef>
@@ -49,8 +49,8 @@ class BlockMemory {
     void add(std::span<const MemorySegment> segments, int sign);
     // What adding the segments would do to the sums of what exceeds two lines.
     Excess excess_change(std::span<const MemorySegment> segments, Lines lines) const;
-    // Adds to `gain` no less than what the weighted excess in [first, stop) would fall by with `size`
-    // less in each of these slots; true, and may end early, if `gain` reaches `wanted`.
+    // Adds to `gain` no less than what the weighted excess in [first, stop) would fall by with
+    // `size` less in each of these slots; true, and may end early, if `gain` reaches `wanted`.
     bool may_gain(std::int32_t first, std::int32_t stop, std::int64_t size, Lines lines,
                   double soft_weight, double wanted, double& gain) const;
 
@@ -67,7 +67,7 @@ class BlockMemory {
     void refresh_weight(std::size_t block);
 
     int block_bits_ = 5;
-    std::vector<std::int64_t> memory_;   // per slot, without the block's pending addition
+    std::vector<std::int64_t> memory_;  // per slot, without the block's pending addition
     // Per block, and zeros up to whole chunks.
     std::vector<std::int64_t> pending_;
     std::vector<std::int64_t> maximum_;  // pending addition included

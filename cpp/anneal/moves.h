@@ -13,8 +13,8 @@
 #include <array>
 #include <cstdint>
 
-#include "core/random.h"
 #include "anneal/timeline.h"
+#include "core/random.h"
 
 namespace rekindle {
 

@@ -135,8 +135,8 @@ bool Timeline::may_gain(double wanted, Id op, Slot t, double soft_weight) const 
     double gain = 0;
     for (Id v : p_.outputs[op]) {
         const std::int64_t size = p_.size_of(v);
-        if (memory_.may_gain(last_read_before(v, t) + 1, t, size, {soft_line_, budget_}, soft_weight,
-                             wanted, gain))
+        if (memory_.may_gain(last_read_before(v, t) + 1, t, size, {soft_line_, budget_},
+                             soft_weight, wanted, gain))
             return true;
     }
     return gain >= wanted;
@@ -150,7 +150,8 @@ int Timeline::num_reads(Id v, Slot t) const {
     return count;
 }
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory
+// ---------------------------------------------------------------------------------------
 
 void Timeline::count_excess() {
     excess_ = soft_ = 0;

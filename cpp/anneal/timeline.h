@@ -2,8 +2,8 @@
 // value is made and read, and the memory of every step, kept up to date move by move.
 //
 // A move is a transaction of `take` (remove a step) and `put` (add a step). `evaluate` says what it
-// would do without touching anything; `commit` does it. The meaning of memory is core/simulate.cpp's,
-// bit for bit:
+// would do without touching anything; `commit` does it. The meaning of memory is
+// core/simulate.cpp's, bit for bit:
 // - per value there is one sorted list of events (made at slot t / read at slot t);
 // - a copy counts from where it is made to its last read before it is made again; to the end, where
 //   it is the last copy of a target or was read by the loss op and is held; and not at its last
@@ -11,8 +11,8 @@
 // - an empty slot is pushed far below zero, so that it neither peaks nor counts as excess.
 #pragma once
 
-#include <cstdint>
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -74,7 +74,7 @@ class Timeline {
     // --- a move ---------------------------------------------------------------------------------
     void begin();
     bool full(std::size_t more) const { return changes_.size() + more > max_changes; }
-    bool planned(Slot t) const;  // already part of the move
+    bool planned(Slot t) const;              // already part of the move
     bool inside(Slot low, Slot high) const;  // the whole move lies in [low, high)
     std::span<const Change> changes() const { return changes_; }
     void take(Slot t);
@@ -186,7 +186,7 @@ class Timeline {
     std::int64_t round_ = 0;
     int shift_ = 0;  // excess is counted in units of 2^shift, so that its sum fits 64 bits
     std::vector<std::uint8_t> target_, held_;  // per value
-    std::vector<std::uint8_t> read_kind_;  // parallel to inputs.ids
+    std::vector<std::uint8_t> read_kind_;      // parallel to inputs.ids
 
     std::vector<Id> slots_;
     Slot num_slots_ = 0;

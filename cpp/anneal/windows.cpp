@@ -9,8 +9,8 @@ namespace {
 
 constexpr double moves_per_slot = 150, eased_moves_per_slot = 600;
 constexpr double eased_share = 0.8;  // of the stretches
-constexpr double most_ease = 5;  // the price falls at most to exp of minus that ...
-constexpr double ease_ends = 0.5;  // ... and is back when so much of the stretch's moves are made
+constexpr double most_ease = 5;      // the price falls at most to exp of minus that ...
+constexpr double ease_ends = 0.5;    // ... and is back when so much of the stretch's moves are made
 constexpr double least_heat = 0.2;
 constexpr Slot shortest = 32;
 constexpr double near_budget = 0.93;
@@ -18,8 +18,7 @@ constexpr int patience = 40;  // windows
 
 }  // namespace
 
-Windows::Windows(const Timeline& line)
-    : current_cost_(line.cost()), best_cost_(line.cost()) {
+Windows::Windows(const Timeline& line) : current_cost_(line.cost()), best_cost_(line.cost()) {
     line.write(current_);
 }
 
@@ -50,8 +49,7 @@ void Windows::settle(Timeline& line, const std::vector<Id>& best, std::int64_t b
                      double tolerance) {
     since_better_ = best_cost < best_cost_ ? 0 : since_better_ + 1;
     best_cost_ = best_cost;
-    if (line.excess() == 0 &&
-        static_cast<double>(line.cost() - current_cost_) <= tolerance) {
+    if (line.excess() == 0 && static_cast<double>(line.cost() - current_cost_) <= tolerance) {
         line.write(current_);
         current_cost_ = line.cost();
         line.respace();

@@ -170,11 +170,10 @@ double Moment::cut(std::span<const double> keep_cost, Control& control, bool hos
         if (op_node_[idx(i)] < 0) continue;
         const bool again = before_[idx(i)] != 0;  // others may run for the first time
         const std::int64_t cost =
-            !again ? 0
-            : p_.is_once(i)
-                ? Flow::infinite
-                : static_cast<std::int64_t>(
-                      std::floor(scale_ * static_cast<double>(p_.cost_of(i))));
+            !again          ? 0
+            : p_.is_once(i) ? Flow::infinite
+                            : static_cast<std::int64_t>(
+                                  std::floor(scale_ * static_cast<double>(p_.cost_of(i))));
         flow_.edge(op_node_[idx(i)], 1, cost);
         if (again && p_.is_once(i)) continue;
         for (Id v : p_.inputs[i])

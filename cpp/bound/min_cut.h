@@ -2,8 +2,8 @@
 //
 // A value that a descendant of the op needs and that is not the op's own is kept, or its producer
 // runs again, and then needs its own inputs. With a cost for keeping each value the cheapest choice
-// is a minimum cut. search/save_sets.h makes schedules with it. (The network of bound/bound.h is larger: it also says
-// which of the ops that are free to run on either side have run.)
+// is a minimum cut. search/save_sets.h makes schedules with it. (The network of bound/bound.h is
+// larger: it also says which of the ops that are free to run on either side have run.)
 #pragma once
 
 #include <cstdint>

@@ -52,8 +52,8 @@ class SlotChain {
     }
     // Slots that the bare forward of s alone needs if its input is not kept.
     std::size_t move_need(std::size_t s, std::size_t t) const {
-        return in_slots(std::max<std::int64_t>(
-            0, chain_.standing[t] + chain_.pass_peak[s] - chain_.input[s]));
+        return in_slots(
+            std::max<std::int64_t>(0, chain_.standing[t] + chain_.pass_peak[s] - chain_.input[s]));
     }
     // Slots that both runs of an option need, its forward with t standing.
     std::size_t option_need(std::size_t s, std::size_t t, const SlotOption& o) const {

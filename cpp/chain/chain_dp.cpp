@@ -181,8 +181,8 @@ class Persistent final : public ChainTable {
             return;
         }
         for (std::size_t k = s; k < cut; ++k)
-            steps.push_back({k == s ? ChainRun::keep : ChainRun::drop,
-                             static_cast<std::int32_t>(k), -1});
+            steps.push_back(
+                {k == s ? ChainRun::keep : ChainRun::drop, static_cast<std::int32_t>(k), -1});
         write(cut, t, m - chain_.input[cut], steps);
         write(s, cut - 1, m, steps);
     }
@@ -190,10 +190,10 @@ class Persistent final : public ChainTable {
     SlotChain chain_;
     bool revolve_;
     std::size_t width_;
-    std::vector<double> rows_;          // column by column: (s, t) for t, then s
-    std::vector<std::size_t> least_;    // the fewest slots with which a part can be run
-    std::vector<std::size_t> enough_;   // slots beyond which more memory does not help
-    std::vector<std::size_t> starts_;   // of the splits of the current tiles
+    std::vector<double> rows_;         // column by column: (s, t) for t, then s
+    std::vector<std::size_t> least_;   // the fewest slots with which a part can be run
+    std::vector<std::size_t> enough_;  // slots beyond which more memory does not help
+    std::vector<std::size_t> starts_;  // of the splits of the current tiles
 };
 
 }  // namespace
@@ -221,8 +221,8 @@ std::unique_ptr<ChainTable> solve_chain(const Chain& chain, std::int64_t unit, s
 }
 
 std::size_t chain_table_bytes(std::size_t n, std::size_t slots, ChainRule rule) {
-    const std::size_t parts = rule == ChainRule::floating ? n * (n + 1) * (n + 2) / 6 + 2 * n
-                                                          : n * (n + 1) / 2;
+    const std::size_t parts =
+        rule == ChainRule::floating ? n * (n + 1) * (n + 2) / 6 + 2 * n : n * (n + 1) / 2;
     return parts * (slots + 1) * sizeof(double);
 }
 

@@ -70,10 +70,9 @@ class Floating final : public ChainTable {
     // G: bare s .. cut-1, then C(cut, back, l), over all cuts.
     void cuts(std::size_t s, std::size_t back, std::size_t l, double* acc) const {
         for (std::size_t cut = s + 1; cut <= back; ++cut) {
-            const std::size_t from =
-                std::max(chain_.input[cut], chain_.bare_need(s, cut - 1, l));
-            relax_shifted(acc, row(cut, back, l), chain_.input[cut], chain_.bare_cost(s, cut),
-                          from, width_);
+            const std::size_t from = std::max(chain_.input[cut], chain_.bare_need(s, cut - 1, l));
+            relax_shifted(acc, row(cut, back, l), chain_.input[cut], chain_.bare_cost(s, cut), from,
+                          width_);
         }
     }
 
@@ -140,8 +139,8 @@ class Floating final : public ChainTable {
             write(s + 1, t, l, moved(s, m), steps);
         } else {
             for (std::size_t k = s; k < cut; ++k)
-                steps.push_back({k == s ? ChainRun::keep : ChainRun::drop,
-                                 static_cast<std::int32_t>(k), -1});
+                steps.push_back(
+                    {k == s ? ChainRun::keep : ChainRun::drop, static_cast<std::int32_t>(k), -1});
             write(cut, back, l, m - chain_.input[cut], steps);
             write(s, t, back - 1, m, steps);
         }

@@ -15,13 +15,12 @@ struct Control {
 
     Clock::time_point start = Clock::now();
     double time_limit_s = 1e18;
-    std::function<bool()> interrupted;  // called from the thread that entered the core; may be empty
+    std::function<bool()>
+        interrupted;  // called from the thread that entered the core; may be empty
     std::atomic<bool> stop{false};
     bool was_interrupted = false;  // read it after the search, on the thread that entered
 
-    double elapsed_s() const {
-        return std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
     // True when the search must end now. `host` says that this thread may call `interrupted`.
     bool expired(bool host = true) {

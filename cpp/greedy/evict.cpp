@@ -41,7 +41,8 @@ EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
             if (std::exchange(made[idx(v)], 1)) uses_[fill[idx(v)]++] = t | made_again;
     }
     log_wait_.resize(order_.size() + 2);
-    for (std::size_t k = 1; k < log_wait_.size(); ++k) log_wait_[k] = std::log(static_cast<double>(k));
+    for (std::size_t k = 1; k < log_wait_.size(); ++k)
+        log_wait_[k] = std::log(static_cast<double>(k));
     log_size_.resize(num_values);
     for (std::size_t v = 0; v < num_values; ++v)
         log_size_[v] = std::log(static_cast<double>(p.size[v]));
@@ -265,8 +266,8 @@ void EvictWalk::fix(Id v) {
     fixed_values_.push_back(v);
 }
 
-// Whether the input v of `op` may go with this step: nobody else needs it at once, it can come back,
-// and it is not what the loss op leaves to the caller.
+// Whether the input v of `op` may go with this step: nobody else needs it at once, it can come
+// back, and it is not what the loss op leaves to the caller.
 bool EvictWalk::may_die(Id v, Id op) const {
     if (pins_[idx(v)] > 1 || fixed_[idx(v)]) return false;
     return op != p.loss || std::find(p.held.begin(), p.held.end(), v) == p.held.end();

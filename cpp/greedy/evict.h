@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/control.h"
-#include "greedy/recompute_cost.h"
 #include "core/problem.h"
+#include "greedy/recompute_cost.h"
 
 namespace rekindle {
 
@@ -30,8 +30,8 @@ struct WalkLimits {
 };
 
 struct Eviction {
-    bool fits = false;          // false: some op could not be run within the limit
-    std::vector<Id> schedule;   // without dead runs
+    bool fits = false;         // false: some op could not be run within the limit
+    std::vector<Id> schedule;  // without dead runs
 };
 
 // One order of one problem, prepared for many walks. An order may run ops again: then the walk does
@@ -41,8 +41,8 @@ class EvictWalk {
     EvictWalk(const Problem& problem, std::span<const Id> order);
 
     // `limit` bounds the memory; the simulated peak is at most that where `fits`.
-    // A walk that is to take more than `most.steps` or cost more than `most.cost` ends at once, as one
-    // that does not fit.
+    // A walk that is to take more than `most.steps` or cost more than `most.cost` ends at once, as
+    // one that does not fit.
     Eviction run(std::int64_t limit, const EvictPolicy& policy, WalkLimits most, Control& control,
                  bool host = true);
 
@@ -100,8 +100,8 @@ class EvictWalk {
     std::vector<Id> alive_;
     std::vector<Id> fixed_values_;    // of which some may be gone
     std::vector<std::size_t> place_;  // position in alive_
-    std::vector<double> projected_;   // logarithm of the cost to bring a live value back, or unknown
-    std::vector<Entry> victims_;      // the next ones to go, worst first
+    std::vector<double> projected_;  // logarithm of the cost to bring a live value back, or unknown
+    std::vector<Entry> victims_;     // the next ones to go, worst first
     std::vector<Id> todo_, dying_;
     std::vector<Frame> stack_;
     MissingCost missing_;

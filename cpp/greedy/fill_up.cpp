@@ -4,8 +4,8 @@
 #include <queue>
 #include <tuple>
 
-#include "greedy/recompute_cost.h"
 #include "core/simulate.h"
+#include "greedy/recompute_cost.h"
 
 namespace rekindle {
 
@@ -144,10 +144,10 @@ class Replay {
             const auto [old_score, v, version] = queue_.top();
             queue_.pop();
             if (version != version_[idx(v)] || !queued_[idx(v)]) continue;
-            // Scores go stale as others come and go: look again, and go on if v is no longer lowest.
+            // Scores go stale as others come and go: look again, and go on if v is no longer
+            // lowest.
             const double now_score = score(v);
-            if (now_score > old_score && !queue_.empty() &&
-                now_score > std::get<0>(queue_.top())) {
+            if (now_score > old_score && !queue_.empty() && now_score > std::get<0>(queue_.top())) {
                 queue_.push({now_score, v, version});
                 continue;
             }

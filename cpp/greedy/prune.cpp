@@ -26,7 +26,8 @@ std::vector<Repeat> repeats(const Problem& p, const Timeline& line) {
         const double worth = static_cast<double>(p.cost_of(op)) / bytes;
         for (std::int32_t k = 1; k < line.runs(op); ++k) {
             const Slot slot = line.run_of(op, k);
-            result.push_back({worth, slot - line.last_read_before(p.outputs[op][0], slot), op, slot});
+            result.push_back(
+                {worth, slot - line.last_read_before(p.outputs[op][0], slot), op, slot});
         }
     }
     std::sort(result.begin(), result.end(), [](const Repeat& a, const Repeat& b) {

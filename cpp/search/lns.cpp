@@ -5,10 +5,10 @@
 #include <cmath>
 #include <thread>
 
-#include "greedy/evict.h"
-#include "greedy/prune.h"
 #include "core/random.h"
 #include "core/simulate.h"
+#include "greedy/evict.h"
+#include "greedy/prune.h"
 
 namespace rekindle {
 
@@ -65,7 +65,8 @@ class Rebuild {
     double tolerance(std::int64_t tries) const {
         if (options_.hot <= cold) return cold;
         const double made = static_cast<double>(tries) / static_cast<double>(options_.max_tries);
-        const double done = std::min(1.0, std::max(made, control_.elapsed_s() / control_.time_limit_s));
+        const double done =
+            std::min(1.0, std::max(made, control_.elapsed_s() / control_.time_limit_s));
         return options_.hot * std::pow(cold / options_.hot, done);
     }
 
@@ -74,8 +75,8 @@ class Rebuild {
     // A length of up to `most`, uniform in its logarithm.
     double length(double most) { return std::exp(random_.unit() * std::log(std::max(2.0, most))); }
 
-    // The current schedule with a part of another in its place: from where one op first runs to where
-    // another does. What the parts miss of each other is put back by the walk.
+    // The current schedule with a part of another in its place: from where one op first runs to
+    // where another does. What the parts miss of each other is put back by the walk.
     std::vector<Id> crossed() {
         const auto& other = starts_[idx(random_.below(static_cast<Id>(starts_.size())))];
         const std::vector<std::size_t> mine = first_runs(current_), theirs = first_runs(other);
@@ -112,9 +113,10 @@ class Rebuild {
         std::vector<std::uint8_t> seen(p_.cost.size(), 0);
         std::vector<Id> order;
         order.reserve(current_.size() + 8);
-        const std::size_t forced = random_.chance(0.4)
-            ? static_cast<std::size_t>(random_.unit() * static_cast<double>(current_.size()))
-            : current_.size();
+        const std::size_t forced =
+            random_.chance(0.4)
+                ? static_cast<std::size_t>(random_.unit() * static_cast<double>(current_.size()))
+                : current_.size();
         for (std::size_t t = 0; t < current_.size(); ++t) {
             const Id op = current_[t];
             const double place = static_cast<double>(by_time ? static_cast<Id>(t) : op);

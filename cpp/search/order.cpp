@@ -15,8 +15,8 @@ constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); 
 
 using Word = std::uint64_t;
 
-// A set of ops that have run, and how it came about: `first` ran on top of the parent, then whatever
-// ran by the rules.
+// A set of ops that have run, and how it came about: `first` ran on top of the parent, then
+// whatever ran by the rules.
 struct Set {
     std::vector<Word> ran;
     std::uint64_t hash = 0;
@@ -257,10 +257,10 @@ class Layers {
     std::int64_t limit_ = 0, looked_at_ = 0;
     std::size_t width_ = 0;
     std::size_t stored_ = 0, max_stored_;  // sets in all layers; a few hundred megabytes
-    bool complete_ = true;               // no set was left out
-    std::vector<std::uint8_t> lasting_;  // per value: stays to the end
-    std::vector<std::uint64_t> key_;     // per op, for hashes
-    std::vector<Id> sources_;            // ops that read nothing
+    bool complete_ = true;                 // no set was left out
+    std::vector<std::uint8_t> lasting_;    // per value: stays to the end
+    std::vector<std::uint64_t> key_;       // per op, for hashes
+    std::vector<Id> sources_;              // ops that read nothing
     std::vector<Layer> layers_;
     std::vector<Kept> kept_;
     std::vector<Set> followers_;

@@ -37,7 +37,9 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
     Random random(seed);
     const std::size_t max_steps = 4 * search.order.size() + 1000;
     const Id num_classes =
-        search.classes.empty() ? 0 : *std::max_element(search.classes.begin(), search.classes.end()) + 1;
+        search.classes.empty()
+            ? 0
+            : *std::max_element(search.classes.begin(), search.classes.end()) + 1;
     std::vector<Id> candidates;  // values that a weight can matter for
     for (Id v = 0; v < p.num_values(); ++v)
         if (p.producer_of(v) >= 0 && !p.is_once(p.producer_of(v)) && p.size_of(v) > 0)
@@ -87,13 +89,11 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
         } else if (kind < 0.16) {
             next.wait_power = std::clamp(next.wait_power + 0.3 * random.normal(), 0.0, 3.0);
         } else if (kind < 0.22) {
-            next.limit_factor =
-                std::clamp(next.limit_factor + 0.02 * random.normal(), 0.8, 1.1);
+            next.limit_factor = std::clamp(next.limit_factor + 0.02 * random.normal(), 0.8, 1.1);
         } else if (kind < 0.7 || candidates.empty()) {
             const Id count = 1 + random.below(3);
             for (Id k = 0; k < count; ++k)
-                next.class_weight[idx(random.below(num_classes))] +=
-                    step * random.normal();
+                next.class_weight[idx(random.below(num_classes))] += step * random.normal();
         } else {
             const Id v = candidates[idx(random.below(static_cast<Id>(candidates.size())))];
             next.value_weight.emplace_back(v, step * random.normal());

@@ -1,6 +1,6 @@
-// Search over eviction policies: the greedy walk of greedy/evict.h as a decoder from a few numbers (powers,
-// a weight per class of alike values, later per value) to a schedule, and a climb over the numbers.
-// Alike layers share their weights, so the space stays small however deep the model is.
+// Search over eviction policies: the greedy walk of greedy/evict.h as a decoder from a few numbers
+// (powers, a weight per class of alike values, later per value) to a schedule, and a climb over the
+// numbers. Alike layers share their weights, so the space stays small however deep the model is.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "core/control.h"
-#include "greedy/evict.h"
 #include "core/problem.h"
+#include "greedy/evict.h"
 
 namespace rekindle {
 
 struct PolicySearch {
-    std::vector<Id> order;         // the base order of all walks
-    std::vector<Id> classes;       // per value: its class
-    std::vector<double> weights;   // per value: where to start from; empty means 1 for all
+    std::vector<Id> order;        // the base order of all walks
+    std::vector<Id> classes;      // per value: its class
+    std::vector<double> weights;  // per value: where to start from; empty means 1 for all
     std::int64_t budget = 0;
     std::int64_t max_walks = 1'000'000;
 };

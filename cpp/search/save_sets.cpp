@@ -9,10 +9,10 @@
 
 #include "bound/bound.h"
 #include "bound/min_cut.h"
-#include "greedy/evict.h"
-#include "greedy/prune.h"
 #include "core/random.h"
 #include "core/simulate.h"
+#include "greedy/evict.h"
+#include "greedy/prune.h"
 
 namespace rekindle {
 
@@ -25,8 +25,8 @@ constexpr double nothing = std::numeric_limits<double>::infinity();
 // The numbers that are searched over.
 struct Point {
     std::vector<double> price;  // per value: logarithm of the price of a byte, over the first price
-    // Places in the order: what is on its way to a later op there costs next to nothing, so that the
-    // ops between two of them are made again from the first.
+    // Places in the order: what is on its way to a later op there costs next to nothing, so that
+    // the ops between two of them are made again from the first.
     std::vector<std::int32_t> joints;
     // For the greedy walk, where the set alone does not fit: of the budget, and its policy.
     double limit_factor = 1, cost_power = 1, wait_power = 1;
@@ -171,7 +171,8 @@ class Climb {
             for (double& price : point.price) price += by;
         } else if (kind < 0.3) {
             const double by = 0.5 * random_.normal();
-            for (std::size_t v = 0; v < place_.size(); ++v) point.price[v] += by * (place_[v] - 0.5);
+            for (std::size_t v = 0; v < place_.size(); ++v)
+                point.price[v] += by * (place_[v] - 0.5);
         } else if (kind < 0.5) {  // a stretch of the order
             const double by = random_.normal(), from = random_.unit();
             const double to = from + 0.5 * random_.unit() * random_.unit();
@@ -225,7 +226,9 @@ class Climb {
         if (control_.expired(host_)) return nothing;
         const std::vector<Id> kept = moment_.kept();
         std::uint64_t key = 0;
-        auto mix = [&key](std::uint64_t x) { key = (key ^ x) * 0x9e3779b97f4a7c15ULL + (key >> 29); };
+        auto mix = [&key](std::uint64_t x) {
+            key = (key ^ x) * 0x9e3779b97f4a7c15ULL + (key >> 29);
+        };
         for (double x : {point.limit_factor, point.cost_power, point.wait_power})
             mix(static_cast<std::uint64_t>(x * 1e6) + 1);
         for (Id v : kept) mix(static_cast<std::uint64_t>(v) + 1);
@@ -239,8 +242,8 @@ class Climb {
         const auto budget = static_cast<std::uint64_t>(search_.budget);
         if (simulate(p_, ops).peak > budget) {
             EvictWalk walk(p_, ops);
-            const auto limit = static_cast<std::int64_t>(static_cast<double>(search_.budget) *
-                                                         point.limit_factor);
+            const auto limit =
+                static_cast<std::int64_t>(static_cast<double>(search_.budget) * point.limit_factor);
             const EvictPolicy policy{point.cost_power, point.wait_power, {}};
             Eviction result = walk.run(limit, policy, {4 * ops.size() + 1000}, control_, host_);
             if (!result.fits) return nothing;
@@ -265,9 +268,10 @@ class Climb {
     Control& control_;
     bool host_;
     double first_price_;
-    std::int32_t length_ = 0;  // of the order up to the moment
+    std::int32_t length_ = 0;    // of the order up to the moment
     std::vector<double> place_;  // per value: where in that it is made
-    std::vector<std::int32_t> made_, last_;  // per value: where it is made, and last read up to there
+    std::vector<std::int32_t> made_,
+        last_;                         // per value: where it is made, and last read up to there
     std::vector<std::int64_t> width_;  // per place up to the moment
     std::vector<double> keep_cost_;
     Id num_classes_ = 0;
