@@ -203,7 +203,7 @@ void bind_walks(nb::module_& m) {
                 throw nb::value_error("smallest_order: the start must run every op once");
             Control control;
             limit(control, time_limit_s);
-            OrderFound found;
+            OrderResult found;
             {
                 nb::gil_scoped_release release;
                 found = smallest_order(problem, start, {budget, max_width, max_sets}, control);
@@ -223,7 +223,7 @@ void bind_walks(nb::module_& m) {
            int num_threads) {
             Control control;
             limit(control, time_limit_s);
-            PolicyFound found;
+            PolicyResult found;
             {
                 nb::gil_scoped_release release;
                 found = search_policies(
@@ -274,7 +274,7 @@ auto gathered(std::vector<Found> found, const Control& control) {
 
 void bind_climbs(nb::module_& m) {
     m.def(
-        "rebuild",
+        "large_neighbourhood_search",
         [](const Problem& problem, const std::vector<std::vector<Id>>& starts, std::int64_t budget,
            const std::vector<std::uint64_t>& seeds, std::int64_t max_tries, double time_limit_s,
            int num_threads, double hot) {
@@ -286,11 +286,12 @@ void bind_climbs(nb::module_& m) {
             }
             Control control;
             limit(control, time_limit_s);
-            std::vector<Rebuilt> found;
+            std::vector<LnsResult> found;
             {
                 nb::gil_scoped_release release;
-                const RebuildOptions options{budget, max_tries, hot};
-                found = rebuild(problem, starts, options, seeds, num_threads, control);
+                const LnsOptions options{budget, max_tries, hot};
+                found = large_neighbourhood_search(problem, starts, options, seeds, num_threads,
+                                                   control);
             }
             return gathered(std::move(found), control);
         },
@@ -300,7 +301,7 @@ void bind_climbs(nb::module_& m) {
         "best of each, tries made, what ended it early or \"\").");
 
     m.def(
-        "search_saves",
+        "search_save_sets",
         [](const Problem& problem, std::vector<Id> order, Id moment, std::vector<Id> classes,
            std::int64_t budget, const std::vector<std::uint64_t>& seeds, std::int64_t max_tries,
            double time_limit_s, int num_threads) {
@@ -310,10 +311,10 @@ void bind_climbs(nb::module_& m) {
             if (moment < 0 || static_cast<std::size_t>(moment) >= num_ops ||
                 order.size() != num_ops)
                 throw nb::value_error("an order of all ops and one of them are needed");
-            std::vector<SavesFound> found;
+            std::vector<SaveSetResult> found;
             {
                 nb::gil_scoped_release release;
-                found = search_saves(
+                found = search_save_sets(
                     problem, {std::move(order), moment, std::move(classes), budget, max_tries},
                     seeds, num_threads, control);
             }
@@ -333,7 +334,7 @@ void bind_exact(nb::module_& m) {
            std::size_t max_states) {
             Control control;
             limit(control, time_limit_s);
-            Exact answer;
+            ExactResult answer;
             {
                 nb::gil_scoped_release release;
                 answer = solve_exact(problem, budget, {below, max_states}, control);

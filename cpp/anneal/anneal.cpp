@@ -66,7 +66,7 @@ class Annealer {
         }
         line_.load(drop_dead_runs(p_, start));
         if (options_.ratchet) line_.set_budget(std::max(options.budget, line_.peak()));
-        soften();
+        update_soft_line();
         if (options.smooth > 0) line_.smooth(options.smooth);
         result_.seed = options.seed;
         double cost = 0, size = 0;
@@ -93,7 +93,7 @@ class Annealer {
             hot_ = options.hot * std::abs(value_);
             cold_ = options.cold * std::abs(value_);
         }
-        notice();
+        record_best();
     }
 
     // Ends at the latest when the control's clock shows `until_s`.
@@ -112,7 +112,7 @@ class Annealer {
             if (control.expired(host)) break;
             const double now_s = control.elapsed_s();
             if (now_s > until_s_) break;
-            between(now_s);
+            end_period(now_s);
         }
         return finish();
     }
@@ -160,27 +160,27 @@ class Annealer {
         ++counts[0];
         const bool proposed = moves_.propose(kind);
         result_.judged += proposed;
-        if (!proposed || !worth_it(kind)) {
+        if (!proposed || !accepts(kind)) {
             line_.abandon();
             return;
         }
-        leave();
+        save_before_change();
         line_.commit();
         best_.follow(line_.changes());
         lowest_.follow(line_.changes());
         ++counts[1];
         ++result_.accepted;
         ++since_respace_;
-        notice();
+        record_best();
 #ifdef REKINDLE_DEBUG_CHECKS
         if (!line_.consistent()) std::abort();
 #endif
     }
 
-    bool worth_it(Moves::Kind kind) {
+    bool accepts(Moves::Kind kind) {
         const bool heated = high_ == 0 || line_.inside(low_, high_);
         const double slack = (heated ? temperature_ : cold_) * random_.exponential();
-        if (options_.objective != Objective::area) return worth_it_by_peak(slack);
+        if (options_.objective != Objective::area) return accepts_by_peak(slack);
         // More than all of the excess cannot be gained, so the cost alone may decide.
         const auto cost = static_cast<double>(line_.cost_change());
         if (cost > slack + price_ * weigh(line_.excess(), line_.soft())) return false;
@@ -201,7 +201,7 @@ class Annealer {
         return static_cast<double>(excess) + options_.soft_weight * static_cast<double>(soft);
     }
 
-    bool worth_it_by_peak(double slack) {
+    bool accepts_by_peak(double slack) {
         if (!line_.settle() || !fits()) return false;
         line_.apply_memory(+1);
         const double after = objective(line_.cost_change());
@@ -234,9 +234,9 @@ class Annealer {
 
     // --- the best seen --------------------------------------------------------------------------
 
-    void notice() {
+    void record_best() {
         if (line_.excess() == 0 && line_.budget() > options_.budget) {
-            lower();
+            lower_budget();
         } else if (line_.excess() == 0) {
             if (!result_.within || line_.cost() < result_.best_cost) {
                 result_.within = true;
@@ -255,24 +255,24 @@ class Annealer {
         }
     }
 
-    void lower() {
+    void lower_budget() {
         const std::int64_t peak = line_.peak();
         if (smallest_ < 0 || peak < smallest_) {
             smallest_ = peak;
             unsaved_smallest_ = true;
         }
         line_.set_budget(std::max(options_.budget, peak - 1 - (peak >> 8)));
-        soften();
-        if (line_.excess() == 0) notice();
+        update_soft_line();
+        if (line_.excess() == 0) record_best();
     }
 
-    void soften() {
+    void update_soft_line() {
         line_.set_soft(
             static_cast<std::int64_t>(options_.soft * static_cast<double>(line_.budget())));
     }
 
     // Before the schedule changes: what is best and not yet written down is written down.
-    void leave() {
+    void save_before_change() {
         if (unsaved_ && (line_.cost_change() > 0 || line_.excess_change() > 0)) save();
         if (unsaved_smallest_ && line_.peak() == smallest_) save_smallest();
     }
@@ -310,7 +310,7 @@ class Annealer {
         return std::clamp(late ? by_time : by_moves, 0.0, 1.0);
     }
 
-    void between(double now_s) {
+    void end_period(double now_s) {
         const double done = progress(now_s);
         temperature_ = hot_ * std::pow(cold_ / hot_, done);
         adapt_price();

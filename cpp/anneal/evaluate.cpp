@@ -6,12 +6,6 @@
 
 namespace rekindle {
 
-namespace {
-
-constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 bool Timeline::settle() {
     is_shift_ = false;
     if (changes_.size() == 2 && !changes_[0].add && changes_[1].add &&

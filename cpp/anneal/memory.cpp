@@ -28,8 +28,9 @@ struct View {
 
 }  // namespace
 
-REKINDLE_WIDE static Excess sum_above(const View& view, std::span<const MemorySegment> segments,
-                                      Size soft, Size hard) {
+REKINDLE_SIMD_CLONES static Excess sum_above(const View& view,
+                                             std::span<const MemorySegment> segments, Size soft,
+                                             Size hard) {
     const Size gap = hard - soft;
     Size soft_sum = 0, hard_sum = 0;
     for (const MemorySegment& s : segments) {
@@ -66,7 +67,7 @@ REKINDLE_WIDE static Excess sum_above(const View& view, std::span<const MemorySe
 }
 
 // The largest of `count` numbers, a multiple of 32.
-REKINDLE_WIDE static Size largest(const Size* numbers, Size count) {
+REKINDLE_SIMD_CLONES static Size largest(const Size* numbers, Size count) {
     Size most = numbers[0];
     for (Size start = 0; start < count; start += chunk)
         for (Size k = 0; k < chunk; ++k) most = std::max(most, numbers[start + k]);

@@ -7,7 +7,6 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
 constexpr int max_depth = 6;
 
 }  // namespace

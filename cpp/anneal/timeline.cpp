@@ -7,12 +7,6 @@
 
 namespace rekindle {
 
-namespace {
-
-constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 Timeline::Timeline(const Problem& problem, std::int64_t budget)
     : p_(problem), budget_(budget), soft_line_(budget) {
     const auto num_values = idx(p_.num_values());

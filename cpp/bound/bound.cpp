@@ -9,7 +9,6 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 constexpr int max_cuts = 40;
 
 // Ops without which some target is missing, or that must run: all others may be left out.
@@ -34,27 +33,27 @@ std::vector<std::uint8_t> needed_ops(const Problem& p) {
 
 // What one price leaves: a line in the price, `again + price * kept`.
 struct Line {
-    double again = 0, kept = 0;
-    double at(double price) const { return again + price * kept; }
+    double recompute_cost = 0, kept_bytes = 0;
+    double at(double price) const { return recompute_cost + price * kept_bytes; }
 };
 
 // The two labels of an op are nodes, joined with the source where they hold for sure and with the
 // sink where they cannot. A node on the source's side has its label.
-class Sides {
+class BoundNetwork {
    public:
-    Sides(const Problem& problem, Id op)
+    BoundNetwork(const Problem& problem, Id op)
         : p_(problem), op_(op), needed_(needed_ops(problem)), before_(ancestors(problem, op)),
           after_(descendants(problem, op)), flow_(0) {
-        take_own();
+        take_own_values();
         number_nodes();
-        flow_ = Flow(idx(num_nodes_));
+        flow_ = MaxFlow(idx(num_nodes_));
         // Whole capacities lose nothing that matters, and all of them together stay below infinite.
-        dear_ = 1e18 / static_cast<double>(num_nodes_);
-        scale_ = dear_ / 8 / std::max(1.0, total_cost_);
+        max_capacity_ = 1e18 / static_cast<double>(num_nodes_);
+        scale_ = max_capacity_ / 8 / std::max(1.0, total_cost_);
     }
 
     bool needed() const { return needed_[idx(op_)] != 0; }
-    std::int64_t own() const { return own_; }  // what the op itself has in memory
+    std::int64_t own_bytes() const { return own_bytes_; }  // what the op itself has in memory
     double total_cost() const { return total_cost_; }
     double total_size() const { return total_size_; }
 
@@ -72,18 +71,18 @@ class Sides {
     std::vector<Id> kept() const {
         std::vector<Id> result;
         for (Id v = 0; v < p_.num_values(); ++v)
-            if (value_node_[idx(v)] >= 0 && flow_.reached(value_node_[idx(v)]) &&
-                !flow_.reached(runs_after(p_.producer_of(v))))
+            if (value_node_[idx(v)] >= 0 && flow_.on_source_side(value_node_[idx(v)]) &&
+                !flow_.on_source_side(runs_after(p_.producer_of(v))))
                 result.push_back(v);
         return result;
     }
     Line line(const std::vector<Id>& kept) const {
         Line result;
-        for (Id v : kept) result.kept += static_cast<double>(p_.size_of(v));
+        for (Id v : kept) result.kept_bytes += static_cast<double>(p_.size_of(v));
         for (Id i = 0; i < p_.num_ops(); ++i)
-            if (i != op_ && needed_[idx(i)] && flow_.reached(runs_after(i)) &&
-                !flow_.reached(not_before(i)))
-                result.again += static_cast<double>(p_.cost_of(i));
+            if (i != op_ && needed_[idx(i)] && flow_.on_source_side(runs_after(i)) &&
+                !flow_.on_source_side(not_before(i)))
+                result.recompute_cost += static_cast<double>(p_.cost_of(i));
         return result;
     }
 
@@ -96,18 +95,18 @@ class Sides {
     std::int32_t runs_after(Id i) const { return after_[idx(i)] ? source : op_node_[idx(i)]; }
 
     // What the op itself has in memory is there for free; so is what the loss has left held.
-    void take_own() {
+    void take_own_values() {
         free_.assign(idx(p_.num_values()), 0);
-        own_ = p_.workspace[idx(op_)];
+        own_bytes_ = p_.workspace[idx(op_)];
         auto take = [&](Id v) {
             if (free_[idx(v)]) return;
             free_[idx(v)] = 1;
-            own_ += p_.size_of(v);
+            own_bytes_ += p_.size_of(v);
         };
         for (Id v : p_.inputs[op_]) take(v);
         for (Id v : p_.outputs[op_]) take(v);
         const auto pairs = p_.inplace[op_];
-        for (std::size_t k = 1; k < pairs.size(); k += 2) own_ -= p_.size_of(pairs[k]);
+        for (std::size_t k = 1; k < pairs.size(); k += 2) own_bytes_ -= p_.size_of(pairs[k]);
         if (p_.loss >= 0 && before_[idx(p_.loss)])
             for (Id v : p_.held) take(v);
     }
@@ -133,37 +132,37 @@ class Sides {
     void add_op(Id i) {
         // Closed: where a producer has not run, its reader has not.
         if (!before_[idx(i)] && !after_[idx(i)]) {
-            flow_.edge(not_before(i), runs_after(i), Flow::infinite);
+            flow_.add_edge(not_before(i), runs_after(i), MaxFlow::infinite);
             for (Id v : p_.inputs[i])
                 if (!before_[idx(p_.producer_of(v))])
-                    flow_.edge(not_before(p_.producer_of(v)), not_before(i), Flow::infinite);
+                    flow_.add_edge(not_before(p_.producer_of(v)), not_before(i), MaxFlow::infinite);
         }
-        if (!after_[idx(i)]) flow_.edge(runs_after(i), not_before(i), again(i));
+        if (!after_[idx(i)]) flow_.add_edge(runs_after(i), not_before(i), recompute_capacity(i));
         for (Id v : p_.inputs[i])
             if (value_node_[idx(v)] >= 0)
-                flow_.edge(runs_after(i), value_node_[idx(v)], Flow::infinite);
+                flow_.add_edge(runs_after(i), value_node_[idx(v)], MaxFlow::infinite);
     }
 
     void add_value(Id v, double price) {
-        if (target_[idx(v)]) flow_.edge(source, value_node_[idx(v)], Flow::infinite);
+        if (target_[idx(v)]) flow_.add_edge(source, value_node_[idx(v)], MaxFlow::infinite);
         const double keep = std::floor(scale_ * price * static_cast<double>(p_.size_of(v)));
-        flow_.edge(value_node_[idx(v)], runs_after(p_.producer_of(v)),
-                   static_cast<std::int64_t>(std::min(keep, dear_)));
+        flow_.add_edge(value_node_[idx(v)], runs_after(p_.producer_of(v)),
+                       static_cast<std::int64_t>(std::min(keep, max_capacity_)));
     }
 
-    std::int64_t again(Id i) const {
-        if (p_.is_once(i)) return Flow::infinite;
+    std::int64_t recompute_capacity(Id i) const {
+        if (p_.is_once(i)) return MaxFlow::infinite;
         return static_cast<std::int64_t>(std::floor(scale_ * static_cast<double>(p_.cost_of(i))));
     }
 
     const Problem& p_;
     Id op_;
     std::vector<std::uint8_t> needed_, before_, after_, free_, target_;  // per op; per value
-    Flow flow_;
+    MaxFlow flow_;
     std::vector<std::int32_t> op_node_, value_node_;
     std::int32_t num_nodes_ = 2;
-    std::int64_t own_ = 0;
-    double total_cost_ = 0, total_size_ = 0, scale_ = 1, dear_ = 0;
+    std::int64_t own_bytes_ = 0;
+    double total_cost_ = 0, total_size_ = 0, scale_ = 1, max_capacity_ = 0;
 };
 
 }  // namespace
@@ -171,35 +170,35 @@ class Sides {
 Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, double price,
                double least) {
     Bound best;
-    Sides sides(p, op);
-    if (!sides.needed()) return best;
-    if (budget < sides.own()) {
+    BoundNetwork network(p, op);
+    if (!network.needed()) return best;
+    if (budget < network.own_bytes()) {
         best.infeasible = true;
         return best;
     }
-    const auto room = static_cast<double>(budget - sides.own());
-    if (sides.total_size() <= room) return best;  // everything fits
+    const auto room = static_cast<double>(budget - network.own_bytes());
+    if (network.total_size() <= room) return best;  // everything fits
 
     // Between a price at which too much is kept and one at which not.
     double low = 0, high = -1;
-    Line at_low{0, sides.total_size()}, at_high;  // nothing is made again for nothing
-    if (price <= 0) price = sides.total_cost() / (8 * std::max(1.0, room)) + 1e-12;
+    Line at_low{0, network.total_size()}, at_high;  // nothing is made again for nothing
+    if (price <= 0) price = network.total_cost() / (8 * std::max(1.0, room)) + 1e-12;
     for (int k = 0; k < max_cuts && price < 1e30; ++k) {
-        const double cut = sides.cut(price, control);
+        const double cut = network.cut(price, control);
         if (control.expired()) break;
-        std::vector<Id> kept = sides.kept();
-        const Line line = sides.line(kept);
+        std::vector<Id> kept = network.kept();
+        const Line line = network.line(kept);
         const double extra = cut - price * room;
         if (extra > best.extra) {
             best.extra = extra;
             best.price = price;
             best.kept = std::move(kept);
         }
-        if (extra > sides.total_cost()) {  // more than making everything again
+        if (extra > network.total_cost()) {  // more than making everything again
             best.infeasible = true;
             return best;
         }
-        if (line.kept > room) {
+        if (line.kept_bytes > room) {
             low = price;
             at_low = line;
         } else {
@@ -211,8 +210,9 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
             continue;
         }
         // Where the two lines meet: no price has a bound above theirs there.
-        if (!(at_low.kept > at_high.kept)) break;
-        price = (at_high.again - at_low.again) / (at_low.kept - at_high.kept);
+        if (!(at_low.kept_bytes > at_high.kept_bytes)) break;
+        price = (at_high.recompute_cost - at_low.recompute_cost) /
+                (at_low.kept_bytes - at_high.kept_bytes);
         if (!(price > low && price < high)) break;
         const double most = at_low.at(price) - price * room;
         if (most <= std::max(least, (1 + 1e-5) * best.extra)) break;

@@ -5,12 +5,6 @@
 
 namespace rekindle {
 
-namespace {
-
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 std::vector<std::uint8_t> ancestors(const Problem& p, Id op) {
     std::vector<std::uint8_t> is(idx(p.num_ops()), 0);
     std::vector<Id> todo{op};
@@ -44,19 +38,19 @@ std::vector<std::uint8_t> descendants(const Problem& p, Id op) {
     return is;
 }
 
-void Flow::clear() {
+void MaxFlow::clear() {
     std::fill(head_.begin(), head_.end(), -1);
     edges_.clear();
 }
 
-void Flow::edge(std::int32_t from, std::int32_t to, std::int64_t capacity) {
+void MaxFlow::add_edge(std::int32_t from, std::int32_t to, std::int64_t capacity) {
     edges_.push_back({to, head_[idx(from)], capacity});
     head_[idx(from)] = static_cast<std::int32_t>(edges_.size()) - 1;
     edges_.push_back({from, head_[idx(to)], 0});
     head_[idx(to)] = static_cast<std::int32_t>(edges_.size()) - 1;
 }
 
-std::int64_t Flow::run(std::int32_t source, std::int32_t sink, Control& control, bool host) {
+std::int64_t MaxFlow::run(std::int32_t source, std::int32_t sink, Control& control, bool host) {
     std::int64_t total = 0;
     while (!control.expired(host) && levels(source, sink)) {
         next_ = head_;
@@ -65,7 +59,7 @@ std::int64_t Flow::run(std::int32_t source, std::int32_t sink, Control& control,
     return total;
 }
 
-bool Flow::levels(std::int32_t source, std::int32_t sink) {
+bool MaxFlow::levels(std::int32_t source, std::int32_t sink) {
     level_.assign(head_.size(), -1);
     queue_.clear();
     queue_.push_back(source);
@@ -80,7 +74,7 @@ bool Flow::levels(std::int32_t source, std::int32_t sink) {
 }
 
 // One augmenting path along the levels, without recursion (chains are deep).
-std::int64_t Flow::augment(std::int32_t source, std::int32_t sink) {
+std::int64_t MaxFlow::augment(std::int32_t source, std::int32_t sink) {
     path_.clear();
     std::int32_t node = source;
     while (node != sink) {
@@ -99,7 +93,7 @@ std::int64_t Flow::augment(std::int32_t source, std::int32_t sink) {
         node = edges_[idx(back ^ 1)].to;
         next_[idx(node)] = edges_[idx(next_[idx(node)])].next;
     }
-    std::int64_t amount = Flow::infinite;
+    std::int64_t amount = MaxFlow::infinite;
     for (std::int32_t e : path_) amount = std::min(amount, edges_[idx(e)].capacity);
     for (std::int32_t e : path_) {
         edges_[idx(e)].capacity -= amount;
@@ -108,7 +102,7 @@ std::int64_t Flow::augment(std::int32_t source, std::int32_t sink) {
     return amount;
 }
 
-Moment::Moment(const Problem& problem, Id op)
+SaveSetCut::SaveSetCut(const Problem& problem, Id op)
     : p_(problem), before_(ancestors(problem, op)), flow_(0) {
     const auto after = descendants(p_, op);
     // What the op itself has in memory is there for free.
@@ -149,44 +143,45 @@ Moment::Moment(const Problem& problem, Id op)
             if (before_[idx(producer)]) total_cost += static_cast<double>(p_.cost_of(producer));
         }
     }
-    flow_ = Flow(static_cast<std::size_t>(num_nodes));
+    flow_ = MaxFlow(static_cast<std::size_t>(num_nodes));
     // Costs are scaled so that whole capacities lose nothing that matters, and that all of them
-    // together stay below `infinite`: none is above `dear_`.
-    dear_ = 1e18 / static_cast<double>(values_.size() + 1);
-    scale_ = dear_ / 8 / std::max(1.0, total_cost);
+    // together stay below `infinite`: none is above `max_capacity_`.
+    max_capacity_ = 1e18 / static_cast<double>(values_.size() + 1);
+    scale_ = max_capacity_ / 8 / std::max(1.0, total_cost);
 }
 
-double Moment::cut(std::span<const double> keep_cost, Control& control, bool host) {
+double SaveSetCut::cut(std::span<const double> keep_cost, Control& control, bool host) {
     flow_.clear();
     for (std::size_t k = 0; k < num_needed_; ++k)
-        flow_.edge(0, value_node_[idx(values_[k])], Flow::infinite);
+        flow_.add_edge(0, value_node_[idx(values_[k])], MaxFlow::infinite);
     for (Id v : values_) {
         const std::int32_t node = value_node_[idx(v)];
-        const double keep = std::min(std::floor(scale_ * keep_cost[idx(v)]), dear_);
-        flow_.edge(node, node + 1, static_cast<std::int64_t>(keep));
-        flow_.edge(node + 1, op_node_[idx(p_.producer_of(v))], Flow::infinite);
+        const double keep = std::min(std::floor(scale_ * keep_cost[idx(v)]), max_capacity_);
+        flow_.add_edge(node, node + 1, static_cast<std::int64_t>(keep));
+        flow_.add_edge(node + 1, op_node_[idx(p_.producer_of(v))], MaxFlow::infinite);
     }
     for (Id i = 0; i < p_.num_ops(); ++i) {
         if (op_node_[idx(i)] < 0) continue;
         const bool again = before_[idx(i)] != 0;  // others may run for the first time
         const std::int64_t cost =
             !again          ? 0
-            : p_.is_once(i) ? Flow::infinite
+            : p_.is_once(i) ? MaxFlow::infinite
                             : static_cast<std::int64_t>(
                                   std::floor(scale_ * static_cast<double>(p_.cost_of(i))));
-        flow_.edge(op_node_[idx(i)], 1, cost);
+        flow_.add_edge(op_node_[idx(i)], 1, cost);
         if (again && p_.is_once(i)) continue;
         for (Id v : p_.inputs[i])
             if (value_node_[idx(v)] >= 0)
-                flow_.edge(op_node_[idx(i)], value_node_[idx(v)], Flow::infinite);
+                flow_.add_edge(op_node_[idx(i)], value_node_[idx(v)], MaxFlow::infinite);
     }
     return static_cast<double>(flow_.run(0, 1, control, host)) / scale_;
 }
 
-std::vector<Id> Moment::kept() const {
+std::vector<Id> SaveSetCut::kept() const {
     std::vector<Id> result;
     for (Id v : values_)
-        if (flow_.reached(value_node_[idx(v)]) && !flow_.reached(value_node_[idx(v)] + 1))
+        if (flow_.on_source_side(value_node_[idx(v)]) &&
+            !flow_.on_source_side(value_node_[idx(v)] + 1))
             result.push_back(v);
     return result;
 }

@@ -16,18 +16,20 @@
 namespace rekindle {
 
 // Maximum flow by Dinic's algorithm with whole capacities.
-class Flow {
+class MaxFlow {
    public:
     static constexpr std::int64_t infinite = std::int64_t{1} << 61;
 
     // Levels exist from the start: `run` may end at once, by the clock, and `reached` is asked all
     // the same.
-    explicit Flow(std::size_t num_nodes) : head_(num_nodes, -1), level_(num_nodes, -1) {}
+    explicit MaxFlow(std::size_t num_nodes) : head_(num_nodes, -1), level_(num_nodes, -1) {}
     void clear();
-    void edge(std::int32_t from, std::int32_t to, std::int64_t capacity);
+    void add_edge(std::int32_t from, std::int32_t to, std::int64_t capacity);
     std::int64_t run(std::int32_t source, std::int32_t sink, Control& control, bool host);
     // After run: whether the node is on the source's side of the minimum cut.
-    bool reached(std::int32_t node) const { return level_[static_cast<std::size_t>(node)] >= 0; }
+    bool on_source_side(std::int32_t node) const {
+        return level_[static_cast<std::size_t>(node)] >= 0;
+    }
 
    private:
     struct Edge {
@@ -45,9 +47,9 @@ class Flow {
 std::vector<std::uint8_t> ancestors(const Problem& problem, Id op);
 std::vector<std::uint8_t> descendants(const Problem& problem, Id op);
 
-class Moment {
+class SaveSetCut {
    public:
-    Moment(const Problem& problem, Id op);
+    SaveSetCut(const Problem& problem, Id op);
 
     // The least sum of what is made again and of keep_cost[v] over the values that are kept, never
     // above the truth. Where the control expires, it is nothing.
@@ -57,11 +59,11 @@ class Moment {
    private:
     const Problem& p_;
     std::vector<std::uint8_t> before_;  // per op: an ancestor
-    Flow flow_;
+    MaxFlow flow_;
     std::vector<Id> values_;  // the first num_needed_ are asked for by descendants themselves
     std::size_t num_needed_ = 0;
     std::vector<std::int32_t> value_node_, op_node_;
-    double scale_ = 1, dear_ = 0;
+    double scale_ = 1, max_capacity_ = 0;
 };
 
 }  // namespace rekindle

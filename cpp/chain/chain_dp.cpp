@@ -9,8 +9,8 @@ namespace rekindle {
 
 namespace {
 
-REKINDLE_WIDE
-void relax_sum_wide(double* acc, const double* first, const double* second, double fixed,
+REKINDLE_SIMD_CLONES
+void relax_sum_simd(double* acc, const double* first, const double* second, double fixed,
                     std::size_t count) {
     for (std::size_t k = 0; k < count; ++k) {
         const double x = first[k] + second[k] + fixed;
@@ -18,8 +18,8 @@ void relax_sum_wide(double* acc, const double* first, const double* second, doub
     }
 }
 
-REKINDLE_WIDE
-void relax_shifted_wide(double* acc, const double* first, double fixed, std::size_t count) {
+REKINDLE_SIMD_CLONES
+void relax_shifted_simd(double* acc, const double* first, double fixed, std::size_t count) {
     for (std::size_t k = 0; k < count; ++k) {
         const double x = first[k] + fixed;
         acc[k] = x < acc[k] ? x : acc[k];
@@ -201,12 +201,12 @@ class Persistent final : public ChainTable {
 void relax_sum(double* acc, const double* first, std::size_t shift, const double* second,
                double fixed, std::size_t from, std::size_t to) {
     if (from < to)
-        relax_sum_wide(acc + from, first + (from - shift), second + from, fixed, to - from);
+        relax_sum_simd(acc + from, first + (from - shift), second + from, fixed, to - from);
 }
 
 void relax_shifted(double* acc, const double* first, std::size_t shift, double fixed,
                    std::size_t from, std::size_t to) {
-    if (from < to) relax_shifted_wide(acc + from, first + (from - shift), fixed, to - from);
+    if (from < to) relax_shifted_simd(acc + from, first + (from - shift), fixed, to - from);
 }
 
 std::unique_ptr<ChainTable> solve_persistent(SlotChain chain, bool revolve, Control& control) {

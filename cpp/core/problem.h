@@ -1,13 +1,17 @@
 // The problem as flat arrays: what the native algorithms read. Ids are positions; lists are CSR.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace rekindle {
 
+// Of an op or a value. Signed, so that -1 can say "none"; `idx` makes it a position.
 using Id = std::int32_t;
+
+constexpr std::size_t idx(Id id) { return static_cast<std::size_t>(id); }
 
 // Rows of ids: row i is ids[start[i]] .. ids[start[i + 1] - 1].
 struct Rows {

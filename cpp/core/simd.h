@@ -5,8 +5,8 @@
 
 // GCC names these levels since 12; Clang's own dispatch is left alone.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
-#define REKINDLE_WIDE \
+#define REKINDLE_SIMD_CLONES \
     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
 #else
-#define REKINDLE_WIDE
+#define REKINDLE_SIMD_CLONES
 #endif

@@ -5,12 +5,6 @@
 
 namespace rekindle {
 
-namespace {
-
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 Trace simulate(const Problem& p, std::span<const Id> schedule) {
     Trace trace;
     const std::size_t num_steps = schedule.size();
@@ -91,6 +85,12 @@ Trace simulate(const Problem& p, std::span<const Id> schedule) {
     }
     trace.copies = std::move(copies);
     return trace;
+}
+
+double total_cost(const Problem& p, std::span<const Id> schedule) {
+    double sum = 0;
+    for (Id i : schedule) sum += static_cast<double>(p.cost_of(i));
+    return sum;
 }
 
 std::vector<Id> drop_dead_runs(const Problem& p, std::span<const Id> schedule) {

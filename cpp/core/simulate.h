@@ -37,6 +37,10 @@ struct Trace {
 
 Trace simulate(const Problem& problem, std::span<const Id> schedule);
 
+// In the unit of the ops' costs (ns for a captured model). A double: what searches compare and
+// scale.
+double total_cost(const Problem& problem, std::span<const Id> schedule);
+
 // Removes each run whose outputs nothing reads before they are made again (and that is neither a
 // run-once op nor makes a final output). Never raises memory or cost.
 std::vector<Id> drop_dead_runs(const Problem& problem, std::span<const Id> schedule);

@@ -12,7 +12,6 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 constexpr std::uint8_t held = 2;  // a fixed value whose newest copy is the caller's
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 constexpr double unknown = std::numeric_limits<double>::infinity();
@@ -22,7 +21,7 @@ constexpr std::size_t made_again = std::size_t{1} << 63;
 }  // namespace
 
 EvictWalk::EvictWalk(const Problem& problem, std::span<const Id> order)
-    : p(problem), order_(order), missing_(problem) {
+    : p(problem), order_(order), recompute_cost_(problem) {
     const auto num_values = idx(p.num_values());
     use_start_.assign(num_values + 1, 0);
     std::vector<std::uint8_t> made(num_values, 0);
@@ -357,7 +356,7 @@ double EvictWalk::score(Id v) {
     const double wait = next == never ? log_wait_.back() + std::numbers::ln2
                                       : log_wait_[next - std::min(next, now_) + 1];
     double& projected = projected_[idx(v)];
-    if (projected == unknown) projected = std::log(missing_.of(v, live_, 24) + 1e-9);
+    if (projected == unknown) projected = std::log(recompute_cost_.of(v, live_, 24) + 1e-9);
     const double value =
         policy_->cost_power * projected - log_size_[idx(v)] - policy_->wait_power * wait;
     return policy_->weight.empty() ? value : value + policy_->weight[idx(v)];

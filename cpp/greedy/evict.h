@@ -104,7 +104,7 @@ class EvictWalk {
     std::vector<Entry> victims_;     // the next ones to go, worst first
     std::vector<Id> todo_, dying_;
     std::vector<Frame> stack_;
-    MissingCost missing_;
+    RecomputeCost recompute_cost_;
 };
 
 Eviction evict(const Problem& problem, std::span<const Id> order, std::int64_t limit,

@@ -11,13 +11,12 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 constexpr std::int64_t never = -1;
 
 class Replay {
    public:
     Replay(const Problem& problem, std::span<const Id> sequence, std::int64_t limit, Keep keep)
-        : p(problem), sequence_(sequence), limit_(limit), keep_(keep), missing_(problem) {
+        : p(problem), sequence_(sequence), limit_(limit), keep_(keep), recompute_cost_(problem) {
         const auto num_values = idx(p.num_values());
         live_.assign(num_values, 0);
         held_.assign(num_values, 0);
@@ -161,7 +160,7 @@ class Replay {
         const auto bytes = static_cast<double>(p.size_of(v));
         if (keep_ == Keep::cost_per_byte)
             return static_cast<double>(p.cost_of(p.producer_of(v))) / bytes;
-        const double chain = missing_.of(v, live_, 32) / bytes;
+        const double chain = recompute_cost_.of(v, live_, 32) / bytes;
         if (keep_ == Keep::chain_per_byte) return chain;
         return chain / static_cast<double>(std::max<std::int64_t>(1, wanted_[idx(v)] - now_));
     }
@@ -181,7 +180,7 @@ class Replay {
     std::vector<std::size_t> start_;
     std::vector<std::int64_t> last_read_, next_want_;
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
-    MissingCost missing_;
+    RecomputeCost recompute_cost_;
 };
 
 std::vector<Id> first_runs_only(const Problem& p, std::span<const Id> sequence) {

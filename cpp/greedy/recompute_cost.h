@@ -10,9 +10,9 @@
 
 namespace rekindle {
 
-class MissingCost {
+class RecomputeCost {
    public:
-    explicit MissingCost(const Problem& problem)
+    explicit RecomputeCost(const Problem& problem)
         : p_(problem), seen_(static_cast<std::size_t>(problem.num_ops()), 0) {}
 
     // With these values there; looks at the inputs of no more than `max_ops` ops.

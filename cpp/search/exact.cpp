@@ -12,7 +12,6 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 using State = std::uint64_t;
 
 struct Step {
@@ -63,8 +62,8 @@ class Search {
         }
     }
 
-    Exact run(Control& control) {
-        Exact answer;
+    ExactResult run(Control& control) {
+        ExactResult answer;
         reach(0, 0, 0, -1);
         while (!queue_.empty()) {
             if ((++count_ & 255) == 0 && control.expired()) return answer;
@@ -221,8 +220,8 @@ int exact_bits(const Problem& p) {
     return bits;
 }
 
-Exact solve_exact(const Problem& p, std::int64_t budget, const ExactLimits& limits,
-                  Control& control) {
+ExactResult solve_exact(const Problem& p, std::int64_t budget, const ExactLimits& limits,
+                        Control& control) {
     if (exact_bits(p) > max_exact_bits) return {};
     return Search(p, budget, limits).run(control);
 }

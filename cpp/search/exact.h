@@ -21,7 +21,7 @@
 
 namespace rekindle {
 
-struct Exact {
+struct ExactResult {
     bool finished = false;     // false: stopped by the limit of time, states or bits
     bool feasible = false;     // a schedule within the budget, and cheaper than `below`, exists
     std::vector<Id> schedule;  // the cheapest
@@ -37,7 +37,7 @@ constexpr int too_many_bits = 1 << 20;
 
 // How many bits the states of this problem have, or too_many_bits where they cannot say it all.
 int exact_bits(const Problem& problem);
-Exact solve_exact(const Problem& problem, std::int64_t budget, const ExactLimits& limits,
-                  Control& control);
+ExactResult solve_exact(const Problem& problem, std::int64_t budget, const ExactLimits& limits,
+                        Control& control);
 
 }  // namespace rekindle

@@ -1,10 +1,9 @@
 #include "search/lns.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <thread>
 
+#include "core/parallel.h"
 #include "core/random.h"
 #include "core/simulate.h"
 #include "greedy/evict.h"
@@ -14,19 +13,13 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-constexpr double cold = 0.0003;  // a tolerance that crosses plateaus and shallow valleys
+constexpr double min_tolerance = 0.0003;  // a tolerance that crosses plateaus and shallow valleys
 
-double total_cost(const Problem& p, std::span<const Id> schedule) {
-    double sum = 0;
-    for (Id i : schedule) sum += static_cast<double>(p.cost_of(i));
-    return sum;
-}
-
-class Rebuild {
+class LargeNeighbourhoodSearch {
    public:
-    Rebuild(const Problem& problem, const std::vector<std::vector<Id>>& starts, std::size_t which,
-            const RebuildOptions& options, std::uint64_t seed, Control& control, bool host)
+    LargeNeighbourhoodSearch(const Problem& problem, const std::vector<std::vector<Id>>& starts,
+                             std::size_t which, const LnsOptions& options, std::uint64_t seed,
+                             Control& control, bool host)
         : p_(problem), starts_(starts), options_(options), random_(seed), control_(control),
           host_(host), current_(starts[which]), current_cost_(total_cost(problem, current_)) {
         best_ = current_;
@@ -34,12 +27,12 @@ class Rebuild {
         for (std::int64_t cost : p_.cost) base_ += static_cast<double>(cost);
     }
 
-    Rebuilt run() {
-        Rebuilt result;
+    LnsResult run() {
+        LnsResult result;
         int since_better = 0;
         while (result.tries < options_.max_tries && !control_.expired(host_)) {
             const double hot = tolerance(result.tries++);
-            std::vector<Id> next = rebuilt(crosses() ? crossed() : ruined());
+            std::vector<Id> next = repair(wants_crossover() ? crossover() : destroy());
             if (next.empty()) continue;
             const double cost = total_cost(p_, next);
             if (cost <= current_cost_ + hot * base_ * random_.unit() * random_.unit()) {
@@ -50,7 +43,7 @@ class Rebuild {
                 best_ = current_;
                 best_cost_ = current_cost_;
                 since_better = 0;
-            } else if (++since_better > 200 && hot <= cold) {
+            } else if (++since_better > 200 && hot <= min_tolerance) {
                 current_ = best_;
                 current_cost_ = best_cost_;
                 since_better = 0;
@@ -63,21 +56,21 @@ class Rebuild {
    private:
     // Falls evenly, in its logarithm, with the tries or with the time.
     double tolerance(std::int64_t tries) const {
-        if (options_.hot <= cold) return cold;
+        if (options_.hot <= min_tolerance) return min_tolerance;
         const double made = static_cast<double>(tries) / static_cast<double>(options_.max_tries);
         const double done =
             std::min(1.0, std::max(made, control_.elapsed_s() / control_.time_limit_s));
-        return options_.hot * std::pow(cold / options_.hot, done);
+        return options_.hot * std::pow(min_tolerance / options_.hot, done);
     }
 
-    bool crosses() { return starts_.size() > 1 && random_.chance(0.2); }
+    bool wants_crossover() { return starts_.size() > 1 && random_.chance(0.2); }
 
     // A length of up to `most`, uniform in its logarithm.
     double length(double most) { return std::exp(random_.unit() * std::log(std::max(2.0, most))); }
 
     // The current schedule with a part of another in its place: from where one op first runs to
     // where another does. What the parts miss of each other is put back by the walk.
-    std::vector<Id> crossed() {
+    std::vector<Id> crossover() {
         const auto& other = starts_[idx(random_.below(static_cast<Id>(starts_.size())))];
         const std::vector<std::size_t> mine = first_runs(current_), theirs = first_runs(other);
         std::vector<Id> ops;
@@ -87,7 +80,7 @@ class Rebuild {
         const auto from = static_cast<std::size_t>(random_.unit() * most);
         const auto to = std::min(ops.size() - 1, from + static_cast<std::size_t>(length(most)));
         const std::size_t first = theirs[idx(ops[from])], last = theirs[idx(ops[to])];
-        if (first > last) return ruined();  // they run the other way round there
+        if (first > last) return destroy();  // they run the other way round there
         std::vector<Id> order;
         const auto add = [&order](const std::vector<Id>& line, std::size_t begin, std::size_t end) {
             order.insert(order.end(), line.data() + begin, line.data() + end);
@@ -105,7 +98,7 @@ class Rebuild {
     }
 
     // The current schedule without the repeated runs of a part of it.
-    std::vector<Id> ruined() {
+    std::vector<Id> destroy() {
         const bool by_time = random_.chance(0.6);
         const double most = static_cast<double>(by_time ? current_.size() : p_.cost.size());
         const double from = random_.unit() * most, to = from + length(most);
@@ -139,7 +132,7 @@ class Rebuild {
     }
 
     // Within the budget and without needless runs; empty where the walk found no way.
-    std::vector<Id> rebuilt(const std::vector<Id>& order) {
+    std::vector<Id> repair(const std::vector<Id>& order) {
         EvictPolicy policy;
         policy.cost_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 2.5);
         policy.wait_power = std::clamp(1.0 + 0.4 * random_.normal(), 0.0, 3.0);
@@ -163,7 +156,7 @@ class Rebuild {
 
     const Problem& p_;
     const std::vector<std::vector<Id>>& starts_;
-    const RebuildOptions& options_;
+    const LnsOptions& options_;
     Random random_;
     Control& control_;
     bool host_;
@@ -173,20 +166,17 @@ class Rebuild {
 
 }  // namespace
 
-std::vector<Rebuilt> rebuild(const Problem& p, const std::vector<std::vector<Id>>& starts,
-                             const RebuildOptions& options, std::span<const std::uint64_t> seeds,
-                             int num_threads, Control& control) {
-    std::vector<Rebuilt> results(seeds.size());
-    std::atomic<std::size_t> next{0};
-    auto work = [&](bool host) {
-        for (std::size_t k = next++; k < seeds.size(); k = next++)
-            results[k] =
-                Rebuild(p, starts, k % starts.size(), options, seeds[k], control, host).run();
-    };
-    std::vector<std::thread> threads;
-    for (int t = 1; t < num_threads; ++t) threads.emplace_back(work, false);
-    work(true);
-    for (auto& thread : threads) thread.join();
+std::vector<LnsResult> large_neighbourhood_search(const Problem& p,
+                                                  const std::vector<std::vector<Id>>& starts,
+                                                  const LnsOptions& options,
+                                                  std::span<const std::uint64_t> seeds,
+                                                  int num_threads, Control& control) {
+    std::vector<LnsResult> results(seeds.size());
+    search_each_seed(seeds.size(), num_threads, [&](std::size_t k, bool host) {
+        results[k] =
+            LargeNeighbourhoodSearch(p, starts, k % starts.size(), options, seeds[k], control, host)
+                .run();
+    });
     return results;
 }
 

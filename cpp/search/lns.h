@@ -15,7 +15,7 @@
 
 namespace rekindle {
 
-struct RebuildOptions {
+struct LnsOptions {
     std::int64_t budget = 0;
     std::int64_t max_tries = 0;
     // From starts that are far from good: every walk is taken to its end, and next to nothing
@@ -24,15 +24,17 @@ struct RebuildOptions {
     double hot = 0;
 };
 
-struct Rebuilt {
+struct LnsResult {
     std::vector<Id> schedule;  // never dearer than the start, within the budget
     std::int64_t tries = 0;
 };
 
 // Starts must be valid and within the budget; one search per seed on up to `num_threads` threads,
 // each from its own start, or all from one.
-std::vector<Rebuilt> rebuild(const Problem& problem, const std::vector<std::vector<Id>>& starts,
-                             const RebuildOptions& options, std::span<const std::uint64_t> seeds,
-                             int num_threads, Control& control);
+std::vector<LnsResult> large_neighbourhood_search(const Problem& problem,
+                                                  const std::vector<std::vector<Id>>& starts,
+                                                  const LnsOptions& options,
+                                                  std::span<const std::uint64_t> seeds,
+                                                  int num_threads, Control& control);
 
 }  // namespace rekindle

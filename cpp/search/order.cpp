@@ -11,8 +11,6 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(std::int32_t i) { return static_cast<std::size_t>(i); }
-
 using Word = std::uint64_t;
 
 // A set of ops that have run, and how it came about: `first` ran on top of the parent, then
@@ -33,9 +31,9 @@ struct Kept {
     Id first;
 };
 
-class Layers {
+class BeamSearch {
    public:
-    Layers(const Problem& problem, Control& control) : p_(problem), control_(control) {
+    BeamSearch(const Problem& problem, Control& control) : p_(problem), control_(control) {
         lasting_.assign(idx(p_.num_values()), 0);
         for (Id v : p_.targets) lasting_[idx(v)] = 1;
         for (Id v : p_.held) lasting_[idx(v)] = 1;
@@ -139,12 +137,12 @@ class Layers {
             if (after > 0 || set.memory + during > limit_) continue;
             run(set, next, after);
             if (ran) ran->push_back(next);
-            look_around(set, next);
+            queue_neighbours(set, next);
         }
     }
 
     // The ops that can run, or free more, now that this one has run.
-    void look_around(const Set& set, Id op) {
+    void queue_neighbours(const Set& set, Id op) {
         for (Id v : p_.inputs[op])
             for (Id reader : p_.readers[v])
                 if (!set.has(reader)) work_.push_back(reader);
@@ -192,7 +190,7 @@ class Layers {
         run(set, op, after);
         around_.clear();
         work_.clear();
-        look_around(set, op);
+        queue_neighbours(set, op);
         around_.swap(work_);
         for (Id next : around_)
             if (!set.has(next)) close(set, next, ran);
@@ -269,28 +267,28 @@ class Layers {
 
 }  // namespace
 
-OrderFound smallest_order(const Problem& problem, std::span<const Id> start,
-                          const OrderSearch& search, Control& control) {
-    OrderFound found;
+OrderResult smallest_order(const Problem& problem, std::span<const Id> start,
+                           const OrderSearch& search, Control& control) {
+    OrderResult found;
     found.order.assign(start.begin(), start.end());
     found.peak = static_cast<std::int64_t>(simulate(problem, start).peak);
     found.at_least = search.budget;
-    Layers layers(problem, control);
+    BeamSearch beam(problem, control);
     for (std::size_t width = 1; width <= search.max_width; width *= 4) {
         // Bisection between what is proven and what is found, then wider.
         std::int64_t low = found.at_least;
         while (low < found.peak) {
-            const std::int64_t left = search.max_sets - layers.looked_at();
+            const std::int64_t left = search.max_sets - beam.looked_at();
             if (left <= 0 || control.expired()) break;
             const std::int64_t middle = low + (found.peak - low) / 2;
-            std::vector<Id> order = layers.search(middle, width, left);
-            found.sets = layers.looked_at();
+            std::vector<Id> order = beam.search(middle, width, left);
+            found.sets = beam.looked_at();
             if (!order.empty()) {
                 found.peak = static_cast<std::int64_t>(simulate(problem, order).peak);
                 found.order = std::move(order);
             } else {
                 low = middle + 1;
-                if (layers.complete()) found.at_least = low;
+                if (beam.complete()) found.at_least = low;
             }
         }
         if (found.at_least >= found.peak) break;

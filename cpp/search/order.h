@@ -30,7 +30,7 @@ struct OrderSearch {
     std::int64_t max_sets = 2'000'000;  // looked at in all; the same for every run
 };
 
-struct OrderFound {
+struct OrderResult {
     std::vector<Id> order;  // the smallest peak found, or the start
     std::int64_t peak = 0;
     std::int64_t at_least = 0;  // proven: no order without recomputation has a smaller peak
@@ -38,7 +38,7 @@ struct OrderFound {
 };
 
 // `start`: every op once, in a valid order.
-OrderFound smallest_order(const Problem& problem, std::span<const Id> start,
-                          const OrderSearch& search, Control& control);
+OrderResult smallest_order(const Problem& problem, std::span<const Id> start,
+                           const OrderSearch& search, Control& control);
 
 }  // namespace rekindle

@@ -1,18 +1,15 @@
 #include "search/policies.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <thread>
 
+#include "core/parallel.h"
 #include "core/random.h"
 #include "core/simulate.h"
 
 namespace rekindle {
 
 namespace {
-
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
 
 // The numbers that are searched over. Weights are kept as logarithms.
 struct Point {
@@ -23,16 +20,10 @@ struct Point {
     std::vector<std::pair<Id, double>> value_weight;
 };
 
-double total_cost(const Problem& p, std::span<const Id> schedule) {
-    double sum = 0;
-    for (Id i : schedule) sum += static_cast<double>(p.cost_of(i));
-    return sum;
-}
-
 }  // namespace
 
-PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uint64_t seed,
-                          Control& control, bool host) {
+PolicyResult search_policy(const Problem& p, const PolicySearch& search, std::uint64_t seed,
+                           Control& control, bool host) {
     EvictWalk walk(p, search.order);
     Random random(seed);
     const std::size_t max_steps = 4 * search.order.size() + 1000;
@@ -45,7 +36,7 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
         if (p.producer_of(v) >= 0 && !p.is_once(p.producer_of(v)) && p.size_of(v) > 0)
             candidates.push_back(v);
 
-    PolicyFound found;
+    PolicyResult found;
     EvictPolicy policy;
     auto evaluate = [&](const Point& point) -> double {
         ++found.walks;
@@ -118,20 +109,14 @@ PolicyFound search_policy(const Problem& p, const PolicySearch& search, std::uin
     return found;
 }
 
-PolicyFound search_policies(const Problem& p, const PolicySearch& search,
-                            std::span<const std::uint64_t> seeds, int num_threads,
-                            Control& control) {
-    std::vector<PolicyFound> results(seeds.size());
-    std::atomic<std::size_t> next{0};
-    auto work = [&](bool host) {
-        for (std::size_t k = next++; k < seeds.size(); k = next++)
-            results[k] = search_policy(p, search, seeds[k], control, host);
-    };
-    std::vector<std::thread> threads;
-    for (int t = 1; t < num_threads; ++t) threads.emplace_back(work, false);
-    work(true);
-    for (auto& thread : threads) thread.join();
-    PolicyFound best;
+PolicyResult search_policies(const Problem& p, const PolicySearch& search,
+                             std::span<const std::uint64_t> seeds, int num_threads,
+                             Control& control) {
+    std::vector<PolicyResult> results(seeds.size());
+    search_each_seed(seeds.size(), num_threads, [&](std::size_t k, bool host) {
+        results[k] = search_policy(p, search, seeds[k], control, host);
+    });
+    PolicyResult best;
     std::int64_t walks = 0;
     for (auto& result : results) {
         walks += result.walks;

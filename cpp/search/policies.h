@@ -21,18 +21,18 @@ struct PolicySearch {
     std::int64_t max_walks = 1'000'000;
 };
 
-struct PolicyFound {
+struct PolicyResult {
     std::vector<Id> schedule;  // the cheapest within the budget; empty where none was found
     double cost = 0;
     std::int64_t walks = 0;
 };
 
-PolicyFound search_policy(const Problem& problem, const PolicySearch& search, std::uint64_t seed,
-                          Control& control, bool host = true);
+PolicyResult search_policy(const Problem& problem, const PolicySearch& search, std::uint64_t seed,
+                           Control& control, bool host = true);
 
 // One climb per seed on up to `num_threads` threads; the cheapest (ties: the first seed's).
-PolicyFound search_policies(const Problem& problem, const PolicySearch& search,
-                            std::span<const std::uint64_t> seeds, int num_threads,
-                            Control& control);
+PolicyResult search_policies(const Problem& problem, const PolicySearch& search,
+                             std::span<const std::uint64_t> seeds, int num_threads,
+                             Control& control);
 
 }  // namespace rekindle

@@ -1,14 +1,13 @@
 #include "search/save_sets.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
-#include <thread>
 #include <unordered_map>
 
 #include "bound/bound.h"
 #include "bound/min_cut.h"
+#include "core/parallel.h"
 #include "core/random.h"
 #include "core/simulate.h"
 #include "greedy/evict.h"
@@ -18,25 +17,24 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t idx(Id i) { return static_cast<std::size_t>(i); }
-constexpr int most_joints = 8;
-constexpr double nothing = std::numeric_limits<double>::infinity();
+constexpr int max_boundaries = 8;
+constexpr double infeasible = std::numeric_limits<double>::infinity();
 
 // The numbers that are searched over.
 struct Point {
     std::vector<double> price;  // per value: logarithm of the price of a byte, over the first price
-    // Places in the order: what is on its way to a later op there costs next to nothing, so that
+    // Places in the order: what is on its way to a later op there costs next to infeasible, so that
     // the ops between two of them are made again from the first.
-    std::vector<std::int32_t> joints;
+    std::vector<std::int32_t> boundaries;
     // For the greedy walk, where the set alone does not fit: of the budget, and its policy.
     double limit_factor = 1, cost_power = 1, wait_power = 1;
 };
 
-class Climb {
+class HillClimb {
    public:
-    Climb(const Problem& problem, const SaveSearch& search, double price, std::uint64_t seed,
-          Control& control, bool host)
-        : p_(problem), search_(search), moment_(problem, search.moment), random_(seed),
+    HillClimb(const Problem& problem, const SaveSetSearch& search, double price, std::uint64_t seed,
+              Control& control, bool host)
+        : p_(problem), search_(search), cut_(problem, search.moment), random_(seed),
           control_(control), host_(host), first_price_(price), place_(problem.size.size(), 0.0),
           made_(problem.size.size(), 0), last_(problem.size.size(), -1) {
         for (std::size_t t = 0; t < search.order.size(); ++t) {
@@ -52,9 +50,9 @@ class Climb {
         measure_widths();
     }
 
-    SavesFound run() {
+    SaveSetResult run() {
         Point current = first_points();
-        double current_cost = found_.schedule.empty() ? nothing : found_.cost;
+        double current_cost = found_.schedule.empty() ? infeasible : found_.cost;
         Point best = current;
         double best_cost = current_cost;
         double base = 0;
@@ -68,7 +66,7 @@ class Climb {
             // A small tolerance lets the climb cross plateaus and shallow valleys.
             const double tolerance = 0.0005 * base * random_.unit() * random_.unit();
             const bool better = cost < current_cost;
-            if (cost <= current_cost + (current_cost < nothing ? tolerance : 0.0)) {
+            if (cost <= current_cost + (current_cost < infeasible ? tolerance : 0.0)) {
                 current = std::move(next);
                 current_cost = cost;
             }
@@ -113,11 +111,11 @@ class Climb {
         return least;
     }
 
-    std::vector<std::int32_t> even_joints(int count) const {
-        std::vector<std::int32_t> joints;
+    std::vector<std::int32_t> even_boundaries(int count) const {
+        std::vector<std::int32_t> boundaries;
         const double part = static_cast<double>(length_) / (count + 1);
-        for (int k = 1; k <= count; ++k) joints.push_back(narrowest(k * part, part / 4));
-        return joints;
+        for (int k = 1; k <= count; ++k) boundaries.push_back(narrowest(k * part, part / 4));
+        return boundaries;
     }
 
     // Dearer and dearer memory, the same for all, then along the order, then with ever more places
@@ -125,7 +123,7 @@ class Climb {
     Point first_points() {
         Point best;
         best.price.assign(p_.size.size(), 0.0);
-        double best_cost = nothing;
+        double best_cost = infeasible;
         auto offer = [&](Point point) {
             const double cost = evaluate(point);
             if (cost >= best_cost) return;
@@ -140,12 +138,12 @@ class Climb {
                     point.price.push_back(0.25 * step + slope * (place - 0.5));
                 offer(std::move(point));
             }
-        for (int count = 1; count <= most_joints; ++count)
+        for (int count = 1; count <= max_boundaries; ++count)
             for (double level : {0.0, 1.0, 3.0}) {
                 if (ended()) return best;
                 Point point;
                 point.price.assign(p_.size.size(), level);
-                point.joints = even_joints(count);
+                point.boundaries = even_boundaries(count);
                 offer(std::move(point));
             }
         return best;
@@ -157,15 +155,16 @@ class Climb {
         for (double place : place_) point.price.push_back(level + slope * (place - 0.5));
         point.cost_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 2.5);
         point.wait_power = std::clamp(1.0 + 0.3 * random_.normal(), 0.0, 3.0);
-        if (random_.unit() < 0.5) point.joints = even_joints(1 + random_.below(most_joints));
+        if (random_.unit() < 0.5)
+            point.boundaries = even_boundaries(1 + random_.below(max_boundaries));
         for (int k = 0; k < 6; ++k) change(point);
         return point;
     }
 
     void change(Point& point) {
         const double kind = random_.unit();
-        if (random_.unit() < (point.joints.empty() ? 0.03 : 0.2)) {
-            change_joints(point.joints);
+        if (random_.unit() < (point.boundaries.empty() ? 0.03 : 0.2)) {
+            change_boundaries(point.boundaries);
         } else if (kind < 0.2) {
             const double by = 0.3 * random_.normal();
             for (double& price : point.price) price += by;
@@ -197,19 +196,19 @@ class Climb {
     }
 
     // One is moved, goes, or comes.
-    void change_joints(std::vector<std::int32_t>& joints) {
+    void change_boundaries(std::vector<std::int32_t>& boundaries) {
         const double kind = random_.unit(), length = static_cast<double>(length_);
         const double reach = length * std::exp2(-2 - 6 * random_.unit());
-        if (joints.empty() || kind < 0.2) {
-            joints.push_back(narrowest(length * random_.unit(), reach));
+        if (boundaries.empty() || kind < 0.2) {
+            boundaries.push_back(narrowest(length * random_.unit(), reach));
             return;
         }
-        std::int32_t& joint = joints[idx(random_.below(static_cast<Id>(joints.size())))];
+        std::int32_t& boundary = boundaries[idx(random_.below(static_cast<Id>(boundaries.size())))];
         if (kind < 0.35) {
-            joint = joints.back();
-            joints.pop_back();
+            boundary = boundaries.back();
+            boundaries.pop_back();
         } else {
-            joint = narrowest(joint + length * 0.1 * random_.normal(), reach);
+            boundary = narrowest(boundary + length * 0.1 * random_.normal(), reach);
         }
     }
 
@@ -219,12 +218,12 @@ class Climb {
         for (std::size_t v = 0; v < keep_cost_.size(); ++v)
             keep_cost_[v] = first_price_ * static_cast<double>(p_.size[v]) *
                             std::exp(std::clamp(point.price[v], -30.0, 30.0));
-        for (std::int32_t joint : point.joints)
+        for (std::int32_t boundary : point.boundaries)
             for (std::size_t v = 0; v < keep_cost_.size(); ++v)
-                if (made_[v] <= joint && joint < last_[v]) keep_cost_[v] *= 1e-4;
-        moment_.cut(keep_cost_, control_, host_);
-        if (control_.expired(host_)) return nothing;
-        const std::vector<Id> kept = moment_.kept();
+                if (made_[v] <= boundary && boundary < last_[v]) keep_cost_[v] *= 1e-4;
+        cut_.cut(keep_cost_, control_, host_);
+        if (control_.expired(host_)) return infeasible;
+        const std::vector<Id> kept = cut_.kept();
         std::uint64_t key = 0;
         auto mix = [&key](std::uint64_t x) {
             key = (key ^ x) * 0x9e3779b97f4a7c15ULL + (key >> 29);
@@ -232,13 +231,13 @@ class Climb {
         for (double x : {point.limit_factor, point.cost_power, point.wait_power})
             mix(static_cast<std::uint64_t>(x * 1e6) + 1);
         for (Id v : kept) mix(static_cast<std::uint64_t>(v) + 1);
-        const auto [entry, is_new] = known_.try_emplace(key, nothing);
+        const auto [entry, is_new] = known_.try_emplace(key, infeasible);
         if (!is_new) return entry->second;
         return entry->second = cost_of(kept, point);
     }
 
     double cost_of(std::span<const Id> kept, const Point& point) {
-        std::vector<Id> ops = schedule_of_saves(p_, search_.order, search_.moment, kept);
+        std::vector<Id> ops = schedule_of_save_set(p_, search_.order, search_.moment, kept);
         const auto budget = static_cast<std::uint64_t>(search_.budget);
         if (simulate(p_, ops).peak > budget) {
             EvictWalk walk(p_, ops);
@@ -246,14 +245,13 @@ class Climb {
                 static_cast<std::int64_t>(static_cast<double>(search_.budget) * point.limit_factor);
             const EvictPolicy policy{point.cost_power, point.wait_power, {}};
             Eviction result = walk.run(limit, policy, {4 * ops.size() + 1000}, control_, host_);
-            if (!result.fits) return nothing;
+            if (!result.fits) return infeasible;
             ops = std::move(result.schedule);
         }
         ops = drop_needless_runs(p_, ops, budget, control_, host_);
         const Trace trace = simulate(p_, ops);
-        if (!trace.valid() || trace.peak > budget) return nothing;
-        double cost = 0;
-        for (Id i : ops) cost += static_cast<double>(p_.cost_of(i));
+        if (!trace.valid() || trace.peak > budget) return infeasible;
+        const double cost = total_cost(p_, ops);
         if (found_.schedule.empty() || cost < found_.cost) {
             found_.schedule = std::move(ops);
             found_.cost = cost;
@@ -262,8 +260,8 @@ class Climb {
     }
 
     const Problem& p_;
-    const SaveSearch& search_;
-    Moment moment_;
+    const SaveSetSearch& search_;
+    SaveSetCut cut_;
     Random random_;
     Control& control_;
     bool host_;
@@ -276,13 +274,13 @@ class Climb {
     std::vector<double> keep_cost_;
     Id num_classes_ = 0;
     std::unordered_map<std::uint64_t, double> known_;  // costs of sets that came up before
-    SavesFound found_;
+    SaveSetResult found_;
 };
 
 }  // namespace
 
-std::vector<Id> schedule_of_saves(const Problem& p, std::span<const Id> order, Id moment,
-                                  std::span<const Id> kept) {
+std::vector<Id> schedule_of_save_set(const Problem& p, std::span<const Id> order, Id moment,
+                                     std::span<const Id> kept) {
     std::vector<Id> ops;
     std::vector<std::uint8_t> gone(idx(p.num_values()), 0);
     std::size_t t = 0;
@@ -322,25 +320,19 @@ std::vector<Id> schedule_of_saves(const Problem& p, std::span<const Id> order, I
     return ops;
 }
 
-std::vector<SavesFound> search_saves(const Problem& p, const SaveSearch& search,
-                                     std::span<const std::uint64_t> seeds, int num_threads,
-                                     Control& control) {
-    std::vector<SavesFound> results(seeds.size());
+std::vector<SaveSetResult> search_save_sets(const Problem& p, const SaveSetSearch& search,
+                                            std::span<const std::uint64_t> seeds, int num_threads,
+                                            Control& control) {
+    std::vector<SaveSetResult> results(seeds.size());
     const Bound bound = bound_at(p, search.moment, search.budget, control);
     if (bound.infeasible) return results;
     double cost = 0, size = 1;
     for (std::int64_t one : p.cost) cost += static_cast<double>(one);
     for (std::int64_t one : p.size) size += static_cast<double>(one);
     const double price = bound.price > 0 ? bound.price : 0.01 * cost / size;
-    std::atomic<std::size_t> next{0};
-    auto work = [&](bool host) {
-        for (std::size_t k = next++; k < seeds.size(); k = next++)
-            results[k] = Climb(p, search, price, seeds[k], control, host).run();
-    };
-    std::vector<std::thread> threads;
-    for (int t = 1; t < num_threads; ++t) threads.emplace_back(work, false);
-    work(true);
-    for (auto& thread : threads) thread.join();
+    search_each_seed(seeds.size(), num_threads, [&](std::size_t k, bool host) {
+        results[k] = HillClimb(p, search, price, seeds[k], control, host).run();
+    });
     return results;
 }
 

@@ -19,7 +19,7 @@
 
 namespace rekindle {
 
-struct SaveSearch {
+struct SaveSetSearch {
     std::vector<Id> order;    // every op once
     Id moment = 0;            // an op
     std::vector<Id> classes;  // per value: its class
@@ -27,19 +27,19 @@ struct SaveSearch {
     std::int64_t max_tries = 1000;
 };
 
-struct SavesFound {
+struct SaveSetResult {
     std::vector<Id> schedule;  // the cheapest within the budget; empty where none was found
     double cost = 0;
     std::int64_t tries = 0;
 };
 
 // The schedule that keeps just `kept` (and the moment's own values) across the moment.
-std::vector<Id> schedule_of_saves(const Problem& problem, std::span<const Id> order, Id moment,
-                                  std::span<const Id> kept);
+std::vector<Id> schedule_of_save_set(const Problem& problem, std::span<const Id> order, Id moment,
+                                     std::span<const Id> kept);
 
 // One climb per seed on up to `num_threads` threads, in the order of the seeds.
-std::vector<SavesFound> search_saves(const Problem& problem, const SaveSearch& search,
-                                     std::span<const std::uint64_t> seeds, int num_threads,
-                                     Control& control);
+std::vector<SaveSetResult> search_save_sets(const Problem& problem, const SaveSetSearch& search,
+                                            std::span<const std::uint64_t> seeds, int num_threads,
+                                            Control& control);
 
 }  // namespace rekindle

@@ -22,8 +22,8 @@ std::uint32_t common(std::uint32_t a, std::uint32_t b) { return a >> std::bit_wi
 
 }  // namespace
 
-REKINDLE_WIDE static Excess leaf_excess(const Size* memory, Size count, Size low, Size high,
-                                        Size base, Size change, Size gap) {
+REKINDLE_SIMD_CLONES static Excess leaf_excess(const Size* memory, Size count, Size low, Size high,
+                                               Size base, Size change, Size gap) {
     Size soft = 0, hard = 0;
     for (Size k = 0; k < count; ++k) {
         const Size x = memory[k] + base;
@@ -34,7 +34,7 @@ REKINDLE_WIDE static Excess leaf_excess(const Size* memory, Size count, Size low
     return {soft, hard};
 }
 
-REKINDLE_WIDE static Size leaf_largest(const Size* memory, Size count) {
+REKINDLE_SIMD_CLONES static Size leaf_largest(const Size* memory, Size count) {
     Size most = memory[0];
     for (Size k = 0; k < count; ++k) most = std::max(most, memory[k]);
     return most;
