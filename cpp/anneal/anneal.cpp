@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "anneal/moves.h"
+#include "anneal/snapshot.h"
 #include "anneal/timeline.h"
 #include "anneal/windows.h"
 #include "core/random.h"
@@ -18,41 +19,6 @@ namespace {
 
 constexpr std::int64_t period = 1024;     // moves between looks at the clock
 constexpr double window_tolerance = 0.3;  // mean costs
-
-// A schedule of the line, written down often: only the slots that changed since are copied, so that
-// on a long line, where nearly every move finds a smaller peak at first, it costs no more than
-// they.
-class Snapshot {
-   public:
-    // To be told of every move that is made ...
-    void follow(std::span<const Timeline::Change> changes) {
-        if (whole_) return;
-        for (const Timeline::Change& c : changes) changed_.push_back(c.slot);
-        if (changed_.size() > slots_.size() / 16) forget();
-    }
-    // ... and of a line that is spaced anew.
-    void forget() {
-        changed_.clear();
-        whole_ = true;
-    }
-
-    void save(const Timeline& line) {
-        if (whole_) slots_.assign(line.slots().begin(), line.slots().end());
-        for (Slot t : changed_) slots_[static_cast<std::size_t>(t)] = line.op_at(t);
-        changed_.clear();
-        whole_ = false;
-    }
-
-    void write(std::vector<Id>& schedule) const {
-        for (Id op : slots_)
-            if (op >= 0) schedule.push_back(op);
-    }
-
-   private:
-    std::vector<Id> slots_;  // empty: nothing was saved
-    std::vector<Slot> changed_;
-    bool whole_ = true;
-};
 
 class Annealer {
    public:
@@ -391,32 +357,6 @@ std::vector<AnnealResult> anneal_seeds(const Problem& problem,
     // Which later seeds got to run depends on the threads; the answer must not.
     if (first_enough < seeds.size()) results.resize(first_enough + 1);
     return results;
-}
-
-std::int64_t check_moves(const Problem& problem, std::span<const Id> start, std::int64_t budget,
-                         std::uint64_t seed, std::int64_t num_moves) {
-    Random random(seed);
-    Timeline line(problem, budget);
-    Moves moves(problem, line, random, false, false);
-    line.load(drop_dead_runs(problem, start));
-    if (!line.consistent()) return -1;
-    if (line.num_steps() == 0) return 0;
-    std::int64_t accepted = 0;
-    for (std::int64_t k = 0; k < num_moves; ++k) {
-        const auto kind = static_cast<Moves::Kind>(random.below(Moves::num_kinds));
-        const bool longer = line.num_steps() > 3 * start.size();
-        if (!moves.propose(kind) || !line.evaluate() || (longer && line.cost_change() > 0)) {
-            line.abandon();
-            continue;
-        }
-        line.commit();
-        ++accepted;
-        if (!line.consistent()) return -1;
-        if (random.below(200) == 0) line.respace();
-        if (random.below(500) == 0) line.set_budget(budget / 2 + random.below(1000));
-        if (random.below(500) == 0) line.set_soft(budget / 4 + random.below(1000));
-    }
-    return accepted;
 }
 
 }  // namespace rekindle
