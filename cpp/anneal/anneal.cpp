@@ -1,3 +1,6 @@
+// The annealing loop: which proposals are accepted, at what price of memory and temperature, and
+// which schedules are kept as the best. What is proposed: moves.h. The schedule and its memory:
+// timeline.h.
 #include "anneal/anneal.h"
 
 #include <algorithm>
@@ -49,7 +52,12 @@ class Annealer {
             }
         mean_cost_ = costs ? cost / costs : 1;
         mean_size_ = sizes ? size / sizes : 1;
+        // Beyond that length only what costs no more is accepted: a hot schedule would grow without
+        // end, and every move's work with it.
         max_steps_ = 8 * line_.num_steps() + 1000;
+        // The price makes cost of bytes above the budget, summed over steps. What an average op
+        // costs per byte is only where it starts: adapt_price looks for the one that the budget
+        // asks for.
         price_ = first_price_ = mean_cost_ / mean_size_;
         if (options_.objective == Objective::area) {
             hot_ = options.hot * mean_cost_;
@@ -145,6 +153,9 @@ class Annealer {
 
     bool accepts(Moves::Kind kind) {
         const bool heated = high_ == 0 || line_.inside(low_, high_);
+        // Accepting a change with probability exp(-change / temperature) is the same as accepting
+        // it below temperature * Exp(1). That number is drawn first, so what costs little to know
+        // about a change (bounds of it) can reject most proposals before their memory is looked at.
         const double slack = (heated ? temperature_ : cold_) * random_.exponential();
         if (options_.objective != Objective::area) return accepts_by_peak(slack);
         // More than all of the excess cannot be gained, so the cost alone may decide.
@@ -172,6 +183,7 @@ class Annealer {
         line_.apply_memory(+1);
         const double after = objective(line_.cost_change());
         line_.apply_memory(-1);
+        // Not `> slack`: a custom objective that gives NaN is never accepted.
         if (!(after - value_ <= slack)) return false;
         line_.measure();
         value_ = after;
@@ -200,6 +212,8 @@ class Annealer {
 
     // --- the best seen --------------------------------------------------------------------------
 
+    // A best schedule is only marked here, and copied when a move is about to change it
+    // (save_before_change): on the way down nearly every move finds a new best.
     void record_best() {
         if (line_.excess() == 0 && line_.budget() > options_.budget) {
             lower_budget();
@@ -227,6 +241,7 @@ class Annealer {
             smallest_ = peak;
             unsaved_smallest_ = true;
         }
+        // By 1/256 at least: byte by byte, each tiny gain would end a step of the ratchet.
         line_.set_budget(std::max(options_.budget, peak - 1 - (peak >> 8)));
         update_soft_line();
         if (line_.excess() == 0) record_best();
@@ -280,6 +295,7 @@ class Annealer {
         const double done = progress(now_s);
         temperature_ = hot_ * std::pow(cold_ / hot_, done);
         adapt_price();
+        // Moves need empty slots near where they look; they gather elsewhere in time.
         if (since_respace_ > static_cast<std::int64_t>(line_.num_steps()) * 4 ||
             2 * line_.num_steps() > static_cast<std::size_t>(line_.num_slots()) * 3 / 2) {
             if (unsaved_) save();
@@ -294,6 +310,7 @@ class Annealer {
 
     // Dearer while the budget is not met, cheaper while it is: the search stays at the border.
     void adapt_price() {
+        // Per 1024 moves. Held within a factor of a million, where it still is a finite number.
         price_ *= met_ ? 0.985 : 1.015;
         price_ = std::clamp(price_, first_price_ * 1e-6, first_price_ * 1e6);
         met_ = line_.excess() == 0;

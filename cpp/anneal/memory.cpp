@@ -1,3 +1,5 @@
+// The loops over slots and blocks. Those marked REKINDLE_SIMD_CLONES are the hot ones; they add and
+// compare whole numbers, so every clone gives the same.
 #include "anneal/memory.h"
 
 #include <algorithm>
@@ -40,6 +42,7 @@ REKINDLE_SIMD_CLONES static Excess sum_above(const View& view,
             const Size last = std::min<Size>(s.last, start + chunk - 1);
             const Size most = view.maximum[block] + std::max<Size>(s.change, 0);
             const Size base = view.pending[block] - soft;
+            // Nothing in the block is above the lower line, before or after.
             if (most <= soft) {
                 first = ((block + 1) << view.block_bits);
                 continue;
@@ -51,6 +54,9 @@ REKINDLE_SIMD_CLONES static Excess sum_above(const View& view,
                     hard_sum += above(y, gap) - above(x, gap);
                 }
             } else {
+                // The whole chunk, with the change masked: a loop of fixed length without branches
+                // becomes a few vector instructions; one over [first, last] has rests that cost
+                // more than the slots it spares.
                 const Size low = first - start, high = last - start;
                 const Size* memory = view.memory + start;
                 for (Size k = 0; k < chunk; ++k) {
@@ -76,9 +82,13 @@ REKINDLE_SIMD_CLONES static Size largest(const Size* numbers, Size count) {
 
 std::int32_t BlockMemory::resize(std::int32_t wanted) {
     block_bits_ = 5;
+    // A range costs its two border blocks slot by slot and all blocks between once, so a block is
+    // to have about as many slots as there are blocks (up to 8 times fewer: passing a block is
+    // cheap).
     while ((wanted >> block_bits_) > (8 << block_bits_)) ++block_bits_;
     const std::int32_t num_blocks = (wanted >> block_bits_) + 1;
     memory_.resize(idx(num_blocks << block_bits_));
+    // `largest` reads whole chunks of blocks; those past the last are zero, below any peak.
     const auto whole_chunks = (idx(num_blocks) + chunk - 1) & -std::size_t{chunk};
     pending_.resize(whole_chunks);
     maximum_.assign(whole_chunks, 0);
@@ -165,11 +175,13 @@ void BlockMemory::refresh_weight(std::size_t block) {
     const double base = static_cast<double>(pending_[block]) - smooth_base_;
     double sum = 0;
     for (std::size_t t = first; t < stop; ++t)
+        // Empty slots are no steps.
         if (memory_[t] + pending_[block] >= 0)
             sum += std::exp2((static_cast<double>(memory_[t]) + base) / unit_);
     weight_[block] = sum;
 }
 
+// Relative to the peak at that time: 2^(memory / unit) itself has no place in a double.
 void BlockMemory::smooth(double unit) {
     unit_ = unit;
     smooth_base_ = static_cast<double>(peak());

@@ -1,3 +1,6 @@
+// How the moves are drawn. A proposal that is invalid or senseless costs nearly as much as a good
+// one, so each kind looks for a place where it can be valid: reads after what is made, in empty
+// slots.
 #include "anneal/moves.h"
 
 #include <algorithm>
@@ -14,6 +17,7 @@ constexpr int max_depth = 6;
 Moves::Moves(const Problem& problem, Timeline& timeline, Random& random, bool reorder_only,
              bool paper_moves)
     : p_(problem), line_(timeline), random_(random) {
+    // Per cent.
     //                                   shift chain recompute relieve forget exchange add rotate
     std::array<std::uint32_t, num_kinds> weights{30, 15, 15, 10, 15, 10, 0, 5};
     if (paper_moves) weights = {0, 0, 0, 0, 33, 0, 33, 34};
@@ -55,6 +59,7 @@ Slot Moves::random_step() {
 }
 
 Slot Moves::random_slot() {
+    // One in four anywhere, even where one stretch is heated: room found there is used elsewhere.
     if (low_ >= high_ || random_.below(4) == 0) return random_.below(line_.num_slots());
     return low_ + random_.below(high_ - low_);
 }
@@ -186,6 +191,8 @@ void Moves::follow_inputs(Id op, Slot from, Slot& cursor, int depth) {
         const Id producer = p_.producer_of(v);
         if (made == Timeline::none || line_.full(2) || random_.below(4) == 0) continue;
         if (line_.planned(made)) continue;
+        // A run that something else reads too must stay before that reader, so it stays where it
+        // is.
         bool serves_only = true;
         for (Id w : p_.outputs[producer])
             serves_only = serves_only && line_.num_reads(w, made) == (w == v ? 1 : 0);
@@ -302,6 +309,7 @@ bool Moves::propose_forget() {
     const std::int32_t k = random_.below(line_.runs(op));
     const Slot run = line_.run_of(op, k);
     // What the first run makes is read before the second: there is nothing to read instead.
+    // All runs of an op make the same values, so any may go but the first one that is read.
     if (k == 0 && std::ranges::any_of(p_.outputs[op], [&](Id v) {
             return line_.read_after(v, run) != Timeline::none;
         }))

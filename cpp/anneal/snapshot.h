@@ -1,3 +1,4 @@
+// The best schedule seen by the annealer, in the slots of its timeline.
 #pragma once
 
 #include <span>

@@ -1,3 +1,5 @@
+// The current schedule: loading, questions about it, and moves that are made. Lists of events are
+// sorted numbers (slot * 4 + kind), so that "where is a value current" is one search among few.
 #include "anneal/timeline.h"
 
 #include <algorithm>
@@ -34,6 +36,7 @@ Timeline::Timeline(const Problem& problem, std::int64_t budget)
 }
 
 void Timeline::load(std::span<const Id> schedule) {
+    // Every second slot is left empty, and some at both ends: steps can be put between any two.
     constexpr Slot spacing = 2;
     num_steps_ = schedule.size();
     num_slots_ = memory_.resize(static_cast<Slot>(num_steps_ + 16) * spacing);
@@ -50,6 +53,7 @@ void Timeline::load(std::span<const Id> schedule) {
     }
     std::uint32_t at = 0;
     for (std::size_t v = 0; v < lists_.size(); ++v) {
+        // Room to grow by half, so that few lists ever have to move (insert_event).
         const std::uint32_t room = count[v] + std::max<std::uint32_t>(4, count[v] / 2);
         lists_[v] = {at, 0, room, 0};
         at += room;
@@ -262,6 +266,7 @@ void Timeline::abandon() {
 
 void Timeline::commit() {
     if (is_shift_) return commit_shift();
+    // In each list the modifications of the move, which `settle` has sorted.
     for (const Touched& touched : touched_)
         for (std::int32_t m = touched.first; m >= 0; m = modifications_[idx(m)].next) {
             const Modification& change = modifications_[idx(m)];
@@ -282,6 +287,8 @@ void Timeline::commit() {
 }
 
 void Timeline::commit_shift() {
+    // Neither the number of events nor of steps changes, nor the cost: each event slides past the
+    // others of its list, without a search.
     const Id op = changes_[0].op;
     const Shifted* shifted = shifted_.data();
     for (const auto& values : {p_.inputs[op], p_.outputs[op]})
@@ -303,6 +310,7 @@ void Timeline::commit_shift() {
 bool Timeline::consistent() const {
     std::vector<Id> schedule;
     write(schedule);
+    // Not a debugging aid alone: tests call it after every move (check_moves).
     const Trace trace = simulate(p_, schedule);
     if (!trace.valid() || schedule.size() != num_steps_) return false;
     std::int64_t cost = 0, excess = 0, soft = 0;

@@ -1,3 +1,4 @@
+// How stretches are chosen and what becomes of them; windows.h says why there are any.
 #include "anneal/windows.h"
 
 #include <algorithm>
@@ -24,12 +25,14 @@ Windows::Windows(const Timeline& line) : current_cost_(line.cost()), best_cost_(
 
 void Windows::pick(const Timeline& line, Random& random, double hot) {
     const auto slots = static_cast<double>(line.num_slots());
+    // From 1/32 to half of the slots, all scales alike.
     const double share = std::exp2(-1 - 4 * random.unit());
     const Slot half = std::max(shortest, static_cast<Slot>(share * slots)) / 2;
     const double near = near_budget * static_cast<double>(line.budget());
     Slot middle = 0;
     for (int tries = 0; tries < 16; ++tries) {
         middle = random.below(line.num_slots());
+        // Where memory is far from short, there is nothing to gain; 16 tries, then anywhere.
         if (static_cast<double>(line.memory_at(middle)) > near) break;
     }
     low_ = std::max<Slot>(0, middle - half);

@@ -64,6 +64,8 @@ void bind_anneal(nb::module_& m) {
             options.paper_moves = paper_moves;
             options.windows = windows;
             options.enough = enough;
+            // A reference: copies of the options must not touch the count of a Python object
+            // without the GIL.
             if (custom)
                 options.custom = [&custom](double peak, double cost) {
                     nb::gil_scoped_acquire gil;

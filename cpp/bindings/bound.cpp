@@ -23,6 +23,7 @@ void bind_bound(nb::module_& m) {
                 nb::gil_scoped_release release;
                 bound = bound_at(problem, op, budget, control, price, least);
             }
+            // What an interrupted search has proven is true, but the caller asked to stop.
             if (control.was_interrupted) raise_interrupt();
             return std::tuple(bound.extra, bound.infeasible, bound.price, std::move(bound.kept));
         },

@@ -57,6 +57,7 @@ void bind_chain(nb::module_& m) {
     nb::class_<ChainTable>(m, "ChainTable", "A solved chain; see solve_chain.")
         .def_ro("finished", &ChainTable::finished,
                 "False where the time limit or Ctrl-C ended the work: there are no answers then.")
+        // Look-ups in the solved table: microseconds, so they keep the GIL.
         .def("cost", &ChainTable::cost, "slots"_a,
              "The least cost with that many slots beside the input of block 0; inf: none.")
         .def(

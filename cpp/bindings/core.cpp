@@ -76,6 +76,7 @@ void bind_problem(nb::module_& m) {
                 p.inputs = rows_of(inputs, num_ops, p.resident);
                 p.outputs = rows_of(outputs, num_ops, p.resident);
                 p.inplace = rows_of(inplace, num_ops, p.resident);
+                // `rows_of` left resident values out, which would shift the pairs.
                 if (p.inplace.ids.size() != std::get<0>(inplace).size())
                     throw nb::value_error("a resident value stands in an inplace pair");
                 for (Id i = 0; i < p.num_ops(); ++i)

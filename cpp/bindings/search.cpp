@@ -140,6 +140,7 @@ void bind_climbs(nb::module_& m) {
 }
 
 void bind_exact(nb::module_& m) {
+    // Counts bits; the GIL stays.
     m.def("exact_bits", &exact_bits, "problem"_a);
     m.def(
         "solve_exact",

@@ -1,3 +1,4 @@
+// The network of bound.h, and the search for the best price of memory.
 #include "bound/bound.h"
 
 #include <algorithm>
@@ -130,6 +131,8 @@ class BoundNetwork {
     }
 
     void add_op(Id i) {
+        // An edge a -> b without limit says: with a, b is on the source's side too.
+        // Not before the moment, hence after it.
         // Closed: where a producer has not run, its reader has not.
         if (!before_[idx(i)] && !after_[idx(i)]) {
             flow_.add_edge(not_before(i), runs_after(i), MaxFlow::infinite);
@@ -137,6 +140,7 @@ class BoundNetwork {
                 if (!before_[idx(p_.producer_of(v))])
                     flow_.add_edge(not_before(p_.producer_of(v)), not_before(i), MaxFlow::infinite);
         }
+        // Cut where the op runs after although it has run before: its cost is paid once more.
         if (!after_[idx(i)]) flow_.add_edge(runs_after(i), not_before(i), recompute_capacity(i));
         for (Id v : p_.inputs[i])
             if (value_node_[idx(v)] >= 0)
@@ -144,6 +148,9 @@ class BoundNetwork {
     }
 
     void add_value(Id v, double price) {
+        // A value's node is on the source's side where the value is wanted after the moment. The
+        // edge to its producer is cut where that does not run after: then the value is kept, at the
+        // price.
         if (target_[idx(v)]) flow_.add_edge(source, value_node_[idx(v)], MaxFlow::infinite);
         const double keep = std::floor(scale_ * price * static_cast<double>(p_.size_of(v)));
         flow_.add_edge(value_node_[idx(v)], runs_after(p_.producer_of(v)),
@@ -194,6 +201,7 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
             best.price = price;
             best.kept = std::move(kept);
         }
+        // Each op counts as repeated once at most, so no choice that fits has more extra cost.
         if (extra > network.total_cost()) {  // more than making everything again
             best.infeasible = true;
             return best;
@@ -217,6 +225,7 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
         const double most = at_low.at(price) - price * room;
         if (most <= std::max(least, (1 + 1e-5) * best.extra)) break;
     }
+    // `price * room` was rounded: a bound must not be lifted above the truth by that.
     best.extra = std::max(0.0, best.extra * (1 - 1e-9));
     return best;
 }

@@ -1,3 +1,9 @@
+// Dinic's algorithm, and the network of a save set.
+//
+// Network: node 0 is the source, 1 the sink. A value has two nodes: the first is on the source's
+// side where the value is wanted, the second where it is wanted and not kept, so the edge between
+// them costs what keeping costs. From there an unlimited edge leads to its producer, whose edge to
+// the sink costs what running it again costs, and which wants its inputs in turn.
 #include "bound/min_cut.h"
 
 #include <algorithm>
@@ -44,6 +50,7 @@ void MaxFlow::clear() {
 }
 
 void MaxFlow::add_edge(std::int32_t from, std::int32_t to, std::int64_t capacity) {
+    // Edge e and its reverse, e ^ 1, side by side.
     edges_.push_back({to, head_[idx(from)], capacity});
     head_[idx(from)] = static_cast<std::int32_t>(edges_.size()) - 1;
     edges_.push_back({from, head_[idx(to)], 0});
@@ -52,6 +59,8 @@ void MaxFlow::add_edge(std::int32_t from, std::int32_t to, std::int64_t capacity
 
 std::int64_t MaxFlow::run(std::int32_t source, std::int32_t sink, Control& control, bool host) {
     std::int64_t total = 0;
+    // The last, failed search for levels is what `on_source_side` reads: what the source still
+    // reaches in the residual network is the source's side of a minimum cut.
     while (!control.expired(host) && levels(source, sink)) {
         next_ = head_;
         while (const std::int64_t sent = augment(source, sink)) total += sent;
@@ -88,6 +97,7 @@ std::int64_t MaxFlow::augment(std::int32_t source, std::int32_t sink) {
             continue;
         }
         if (path_.empty()) return 0;
+        // A dead end: one step back, and past this edge for good (until the next levels).
         const std::int32_t back = path_.back();
         path_.pop_back();
         node = edges_[idx(back ^ 1)].to;

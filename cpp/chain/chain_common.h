@@ -56,6 +56,7 @@ class SlotChain {
             std::max<std::int64_t>(0, chain_.standing[t] + chain_.pass_peak[s] - chain_.input[s]));
     }
     // Slots that both runs of an option need, its forward with t standing.
+    // Bytes are added first and rounded once: rounding each term would cost a slot for every term.
     std::size_t option_need(std::size_t s, std::size_t t, const SlotOption& o) const {
         return std::max(in_slots(chain_.standing[t] + o.forward_peak),
                         in_slots(chain_.standing[s] + o.backward_peak));

@@ -1,3 +1,5 @@
+// The persistent program (Theorem 4.8, and revolve), and what both programs share: the two inner
+// loops.
 #include "chain/chain_dp.h"
 
 #include <algorithm>
@@ -9,6 +11,7 @@ namespace rekindle {
 
 namespace {
 
+// Sums and minima only, in one order: all clones give the same bits. Never a fused multiply-add.
 REKINDLE_SIMD_CLONES
 void relax_sum_simd(double* acc, const double* first, const double* second, double fixed,
                     std::size_t count) {
@@ -52,6 +55,7 @@ class Persistent final : public ChainTable {
     }
 
    private:
+    // At one cut, the 16 parts of a tile read 8 rows. 24 chunks of 1 KiB fit a first-level cache.
     static constexpr std::size_t tile = 4;
     static constexpr std::size_t chunk = 128;
 
@@ -71,6 +75,7 @@ class Persistent final : public ChainTable {
                 if (rest > chain_.top) continue;
                 const auto& options = chain_.options[s];
                 for (const SlotOption& o : options) {
+                    // Options are sorted by cost: only the cheapest ones count here.
                     if (o.cost > options.front().cost) break;
                     const std::size_t after = s == t ? 0 : rest + o.saved;
                     enough(s, t) =
@@ -158,6 +163,8 @@ class Persistent final : public ChainTable {
     }
 
     void write(std::size_t s, std::size_t t, std::size_t m, std::vector<ChainStep>& steps) const {
+        // No choices were stored, which would make the table half as large again. Each is found
+        // once more: n + options steps for each block of the answer.
         double best = unreachable;
         const SlotOption* choice = nullptr;
         std::size_t cut = 0;

@@ -24,6 +24,8 @@ struct Control {
 
     // True when the search must end now. `host` says that this thread may call `interrupted`.
     bool expired(bool host = true) {
+        // `stop` guards no data, so relaxed is enough: a thread that sees it late works a little
+        // longer.
         if (stop.load(std::memory_order_relaxed)) return true;
         const double now = elapsed_s();
         if (now > time_limit_s) {

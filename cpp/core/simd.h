@@ -3,8 +3,10 @@
 // additions and comparisons of others (what is multiplied and added may be rounded once or twice).
 #pragma once
 
-// GCC names these levels since 12; Clang's own dispatch is left alone.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
+// GCC names these levels since 12; Clang's own dispatch is left alone. The choice is made by the
+// dynamic linker (ifunc), before a sanitizer's runtime is ready for instrumented code.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_ADDRESS__)
 #define REKINDLE_SIMD_CLONES \
     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
 #else

@@ -1,3 +1,8 @@
+// What a schedule means. Every other account of memory (anneal/timeline.h, the reference in Python
+// of the tests) is checked against this one, and every solver's answer is simulated before it is
+// believed.
+//
+// First pass: validity, and the copies of each value with their last use. Second: memory per step.
 #include "core/simulate.h"
 
 #include <algorithm>
@@ -64,6 +69,7 @@ Trace simulate(const Problem& p, std::span<const Id> schedule) {
     for (const Copy& c : copies) {
         const auto size = static_cast<std::uint64_t>(p.size_of(c.value));
         delta[c.first] += size;
+        // The last reader still has the value in memory; the step after it does not.
         if (c.last + 1 < num_steps) delta[c.last + 1] -= size;
     }
     trace.memory.resize(num_steps);
@@ -75,6 +81,8 @@ Trace simulate(const Problem& p, std::span<const Id> schedule) {
         std::uint64_t here = live + static_cast<std::uint64_t>(p.workspace[idx(i)]);
         const auto pairs = p.inplace[i];
         for (std::size_t k = 0; k < pairs.size(); k += 2, ++read)
+            // The output takes the place of an input that nothing reads later; else it needs its
+            // own.
             if (copies[inplace_reads[read]].last == t)
                 here -= static_cast<std::uint64_t>(p.size_of(pairs[k + 1]));
         trace.memory[t] = here;
@@ -94,6 +102,8 @@ double total_cost(const Problem& p, std::span<const Id> schedule) {
 }
 
 std::vector<Id> drop_dead_runs(const Problem& p, std::span<const Id> schedule) {
+    // From the end: needed is what a later step reads before it is made again. A run goes only with
+    // all of its outputs, so what it read is then needed by one reader less, and may go in turn.
     std::vector<std::uint8_t> needed(idx(p.num_values()), 0);
     for (Id v : p.targets) needed[idx(v)] = 1;
     std::vector<Id> kept;

@@ -1,3 +1,9 @@
+// The walk of evict.h. Three kinds of live values:
+// - evictable: made by an op that may run again, and no input of a step that is waiting (`pins_`);
+// - fixed: made by a run-once op, so it cannot come back. It stays until neither a step nor the
+// return
+//   of another value can want it; `release` lets it go earlier by fixing what is made from it;
+// - held: what the loss leaves to the caller, and never goes. Made again, it is there twice.
 #include "greedy/evict.h"
 
 #include <algorithm>
@@ -197,6 +203,8 @@ void EvictWalk::changed(Id v) {
     projected_[idx(v)] = unknown;
     todo_.clear();
     todo_.push_back(v);
+    // Far through missing values a change matters little, and the walk over them would cost more
+    // than what a slightly stale score loses.
     int visits = 24;
     while (!todo_.empty() && visits-- > 0) {
         const Id w = todo_.back();
@@ -328,6 +336,8 @@ Id EvictWalk::choose() {
         victims_.pop_back();
         if (live_[idx(v)] && evictable(v)) return v;
     }
+    // Scores of a batch are not looked at again as its first ones go: 1 in 512 live values at a
+    // time.
     const std::size_t batch = 1 + alive_.size() / 512;
     Entry best{0, -1};
     for (Id v : alive_) {
@@ -353,9 +363,11 @@ Id EvictWalk::choose() {
 double EvictWalk::score(Id v) {
     const std::size_t next = next_use(v, now_);
     if (next == never && !helps_missing(v)) return -unknown;
+    // Kept only to bring something else back: it waits longer than anything with a next use.
     const double wait = next == never ? log_wait_.back() + std::numbers::ln2
                                       : log_wait_[next - std::min(next, now_) + 1];
     double& projected = projected_[idx(v)];
+    // The 1e-9 keeps the logarithm of ops that cost nothing finite; they go first all the same.
     if (projected == unknown) projected = std::log(recompute_cost_.of(v, live_, 24) + 1e-9);
     const double value =
         policy_->cost_power * projected - log_size_[idx(v)] - policy_->wait_power * wait;

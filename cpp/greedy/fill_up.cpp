@@ -1,3 +1,6 @@
+// The replay of fill_up.h. A value that the sequence would free now goes into a queue instead, and
+// out of it, lowest score first, only when room is needed. Entries are never searched for: what
+// became of a value since is seen by its version.
 #include "greedy/fill_up.h"
 
 #include <algorithm>
@@ -32,6 +35,7 @@ class Replay {
         kept.reserve(sequence_.size());
         for (now_ = 0; now_ < static_cast<std::int64_t>(sequence_.size()); ++now_) {
             const Id op = sequence_[static_cast<std::size_t>(now_)];
+            // Out of time: the rest of the sequence stands as it was, which is valid.
             if ((now_ & 1023) == 0 && control.expired()) keep_all_ = true;
             if (keep_all_ || p.is_once(op) || missing(op)) {
                 make_room(op);
@@ -199,6 +203,8 @@ std::vector<Id> first_runs_only(const Problem& p, std::span<const Id> sequence) 
 
 std::vector<Id> fill_up(const Problem& problem, std::span<const Id> sequence, std::int64_t limit,
                         Keep keep, int rounds, Control& control) {
+    // A round that skips runs frees what these had read, so the next may keep more; few rounds
+    // settle.
     std::vector<Id> current = drop_dead_runs(problem, first_runs_only(problem, sequence));
     for (int round = 0; round < rounds && !control.expired(); ++round) {
         const auto replayed = Replay(problem, current, limit, keep).run(control);

@@ -1,3 +1,5 @@
+// Removal one by one, on the annealer's timeline: it knows what each removal does to memory at
+// once, where a simulation per candidate would be quadratic.
 #include "greedy/prune.h"
 
 #include <algorithm>

@@ -21,6 +21,8 @@ class RecomputeCost {
         todo_.clear();
         double total = 0;
         const auto visit = [&](Id op) {
+            // Stamps instead of a cleared set: a call costs what it visits, not the size of the
+            // problem.
             if (std::exchange(seen_[static_cast<std::size_t>(op)], stamp_) == stamp_) return;
             total += static_cast<double>(p_.cost_of(op));
             todo_.push_back(op);

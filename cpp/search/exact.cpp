@@ -1,3 +1,4 @@
+// A* of exact.h over states of at most 64 bits: one for each value, one for each run-once op.
 #include "search/exact.h"
 
 #include <algorithm>
@@ -108,6 +109,7 @@ class Search {
         return sum;
     }
 
+    // The heuristic of A*: never above the truth, and it falls by no more than a step costs.
     // The cost of what must still run. Ops are listed after what they read.
     std::int64_t remainder(State state) const {
         State missing = goal_ & ~state;
@@ -137,6 +139,8 @@ class Search {
             nodes_[at].from = from;
             nodes_[at].op = op;
         }
+        // Among equal totals the dearest first: it is the nearest to a goal. Old entries of a node
+        // stay in the queue and are known by their cost (`run`).
         queue_.emplace(total, -cost, at);
     }
 
@@ -161,6 +165,7 @@ class Search {
         State rest = state & values_ & ~pinned & ~s.reads & ~s.makes;
         for (; rest != 0; rest &= rest - 1) {
             const State bit = rest & (~rest + 1);
+            // What has no bytes makes no room; dropping it could only hurt.
             if (bytes(bit) > 0) drops_.push_back({bit, bytes(bit)});
         }
         for (const auto& [in, out] : s.inplace)

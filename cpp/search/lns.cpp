@@ -1,3 +1,5 @@
+// Destroy and repair: what a part of the schedule repeats is taken out (or taken from another
+// schedule), and the greedy walk of evict.h puts back what is missing.
 #include "search/lns.h"
 
 #include <algorithm>
@@ -99,6 +101,8 @@ class LargeNeighbourhoodSearch {
 
     // The current schedule without the repeated runs of a part of it.
     std::vector<Id> destroy() {
+        // A stretch of time frees room at neighbouring steps; a stretch of ops (whose ids follow
+        // the model) takes a layer's repeats out wherever they stand.
         const bool by_time = random_.chance(0.6);
         const double most = static_cast<double>(by_time ? current_.size() : p_.cost.size());
         const double from = random_.unit() * most, to = from + length(most);
@@ -143,6 +147,7 @@ class LargeNeighbourhoodSearch {
         }
         EvictWalk walk(p_, order);
         WalkLimits most{2 * current_.size() + 100};
+        // Most walks that end far above the current cost show it early; one in ten is let run.
         if (options_.hot > 0 && random_.chance(0.9))
             most.cost = current_cost_ + 0.2 * (current_cost_ - base_);
         Eviction result = walk.run(options_.budget, policy, most, control_, host_);

@@ -1,3 +1,5 @@
+// The beam search of order.h. Sets of ops are bit sets, found again by a hash that is the exclusive
+// or of one random number per op; equal hashes are compared bit by bit.
 #include "search/order.h"
 
 #include <algorithm>
@@ -37,7 +39,10 @@ class BeamSearch {
         lasting_.assign(idx(p_.num_values()), 0);
         for (Id v : p_.targets) lasting_[idx(v)] = 1;
         for (Id v : p_.held) lasting_[idx(v)] = 1;
+        // Bytes of a set: its bits, and some 160 for the rest of it and its entry in the hash
+        // table.
         max_stored_ = (std::size_t{256} << 20) / (idx(p_.num_ops()) / 8 + 160);
+        // A fixed seed: the same search in every run.
         Random random(1);
         for (Id i = 0; i < p_.num_ops(); ++i) {
             key_.push_back(random.next());
@@ -274,6 +279,8 @@ OrderResult smallest_order(const Problem& problem, std::span<const Id> start,
     found.peak = static_cast<std::int64_t>(simulate(problem, start).peak);
     found.at_least = search.budget;
     BeamSearch beam(problem, control);
+    // A narrow beam finds most of what there is in a moment, and what it finds narrows the range
+    // that the wider ones bisect. Only a search that left nothing out proves anything.
     for (std::size_t width = 1; width <= search.max_width; width *= 4) {
         // Bisection between what is proven and what is found, then wider.
         std::int64_t low = found.at_least;

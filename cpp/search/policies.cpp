@@ -1,3 +1,5 @@
+// A climb over the numbers of an eviction policy, with small steps back (a tolerance) and returns
+// to the best point. Each point costs one greedy walk and one simulation.
 #include "search/policies.h"
 
 #include <algorithm>
@@ -15,6 +17,9 @@ namespace {
 struct Point {
     double cost_power = 1.0;
     double wait_power = 1.0;
+    // The walk's limit, over the budget: it is greedy, so the best schedule within the budget is
+    // often one that it finds under a limit that is somewhat lower or, since dead runs go later,
+    // higher.
     double limit_factor = 1.0;
     std::vector<double> class_weight;
     std::vector<std::pair<Id, double>> value_weight;
@@ -49,10 +54,12 @@ PolicyResult search_policy(const Problem& p, const PolicySearch& search, std::ui
             policy.weight[idx(v)] = log_weight;
         }
         for (const auto& [v, w] : point.value_weight) policy.weight[idx(v)] += w;
+        // Beyond e^40 no order of victims changes any more.
         for (double& w : policy.weight) w = std::clamp(w, -40.0, 40.0);
         const auto limit =
             static_cast<std::int64_t>(static_cast<double>(search.budget) * point.limit_factor);
         Eviction result = walk.run(limit, policy, {max_steps}, control, host);
+        // The walk found no way; below: it did, but above the budget, which is nearer to a way.
         if (!result.fits) return 1e300;
         const Trace trace = simulate(p, result.schedule);
         if (!trace.valid() || trace.peak > static_cast<std::uint64_t>(search.budget)) return 1e299;

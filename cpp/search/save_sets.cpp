@@ -1,3 +1,4 @@
+// The climb of save_sets.h over prices of values.
 #include "search/save_sets.h"
 
 #include <algorithm>
@@ -220,6 +221,7 @@ class HillClimb {
                             std::exp(std::clamp(point.price[v], -30.0, 30.0));
         for (std::int32_t boundary : point.boundaries)
             for (std::size_t v = 0; v < keep_cost_.size(); ++v)
+                // Not free: among what crosses, the cut still prefers little.
                 if (made_[v] <= boundary && boundary < last_[v]) keep_cost_[v] *= 1e-4;
         cut_.cut(keep_cost_, control_, host_);
         if (control_.expired(host_)) return infeasible;
@@ -231,6 +233,8 @@ class HillClimb {
         for (double x : {point.limit_factor, point.cost_power, point.wait_power})
             mix(static_cast<std::uint64_t>(x * 1e6) + 1);
         for (Id v : kept) mix(static_cast<std::uint64_t>(v) + 1);
+        // Many prices give the same set. Two sets with one hash would share a cost, which misleads
+        // the climb for a step; what is returned has been simulated.
         const auto [entry, is_new] = known_.try_emplace(key, infeasible);
         if (!is_new) return entry->second;
         return entry->second = cost_of(kept, point);
@@ -329,6 +333,8 @@ std::vector<SaveSetResult> search_save_sets(const Problem& p, const SaveSetSearc
     double cost = 0, size = 1;
     for (std::int64_t one : p.cost) cost += static_cast<double>(one);
     for (std::int64_t one : p.size) size += static_cast<double>(one);
+    // The bound's price is what memory is worth at this moment: the climb begins where the relaxed
+    // problem is optimal. Without one (everything fits there), a hundredth of the mean.
     const double price = bound.price > 0 ? bound.price : 0.01 * cost / size;
     search_each_seed(seeds.size(), num_threads, [&](std::size_t k, bool host) {
         results[k] = HillClimb(p, search, price, seeds[k], control, host).run();

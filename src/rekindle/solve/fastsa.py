@@ -17,7 +17,8 @@ B.1); ops that must run once are moved and never added or removed.
 - Several seeds from the start, then further from the best of them: `_stages`. Beyond a few
   thousand ops from a greedy schedule instead (`_Search.walk`).
 - `reorder` is B.2: only the order changes, no op runs twice. Before and after the annealing, a
-  search over sets of ops (`cpp/search/order.h`, ours) finds and may prove the smallest peak of any order.
+  search over sets of ops (`cpp/search/order.h`, ours) finds and may prove the smallest peak of any
+  order.
 
 `FastSA.as_published()` has the settings of D.4. Known limits: a heuristic; it proves nothing but
 that a schedule which runs every op once is optimal, and (`reorder`) that no order is within the
