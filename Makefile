@@ -34,7 +34,10 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/overhead/keep_all.py benchmarks/planning/again.py benchmarks/planning/first.py \
   benchmarks/auto/table.py
 
-.PHONY: demo test check docs reference dist format bench browser native clean
+CXX_FILES := $(wildcard cpp/*.cpp cpp/*/*.cpp cpp/*/*.h benchmarks/fastsa/structure/*.cpp \
+  benchmarks/fastsa/structure/*.h)
+
+.PHONY: demo test check docs reference dist format bench sanitize browser native clean
 
 demo: $(PACKAGE) $(NATIVE)
 	$(PYTHON) -m rekindle demo
@@ -43,6 +46,7 @@ test: $(TOOLS) $(NATIVE)
 	$(PYTHON) -m pytest -n $(WORKERS) -rs -m "not slow and not gpu" $(PYTEST_ARGS)
 
 check: $(TOOLS) $(NATIVE)
+	clang-format --dry-run -Werror $(CXX_FILES)
 	ruff format --check .
 	ruff check .
 	mypy
@@ -61,12 +65,32 @@ dist: $(INTERPRETER)
 	$(PYTHON) tools/dist.py
 
 format: $(TOOLS)
+	clang-format -i $(CXX_FILES)
 	ruff format .
 	ruff check --fix .
 
-bench: $(TOOLS) $(NATIVE)
+bench: $(TOOLS) $(NATIVE) sanitize
 	$(PYTHON) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 	for script in $(BENCHMARKS); do echo "$$script"; $(PYTHON) $$script || exit 1; done
+
+# The native module with the address and undefined-behaviour sanitizers, in a package of its own whose
+# Python files are links, and the tests that use it most. A report ends the process, so make fails.
+# libstdc++ is preloaded too: the sanitizer wants to find __cxa_throw when it starts. CPython and
+# torch never free some of what they allocate, so leaks are not looked for.
+SANITIZED := build/Sanitize/package
+SANITIZED_TESTS ?= tests/unit/core tests/unit/solve tests/contract tests/property/test_anneal_moves.py
+sanitize: $(TOOLS)
+	cmake -S . -B build/Sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DREKINDLE_STRICT=ON \
+	  -DREKINDLE_SANITIZE=ON -DPython_EXECUTABLE=$(PYTHON)
+	cmake --build build/Sanitize
+	find $(SANITIZED)/rekindle -type l -delete
+	for path in $(CURDIR)/src/rekindle/[!_]* $(CURDIR)/src/rekindle/__*.py; do \
+	  ln -s "$$path" $(SANITIZED)/rekindle/ || exit 1; \
+	done
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	  PYTHONPATH=$(CURDIR)/$(SANITIZED) \
+	  $(PYTHON) -m pytest -m "not slow and not gpu" $(SANITIZED_TESTS) $(PYTEST_ARGS)
 
 # For the tests of the report page: the browser that is there, else Debian's.
 browser:
@@ -109,7 +133,7 @@ $(VENV)/.tools: $(VENV)/.package requirements-test.txt requirements-test-nodeps.
 	$(call pip_install,--no-deps -r requirements-test-nodeps.txt)
 	touch $@
 
-$(NATIVE): CMakeLists.txt $(wildcard cpp/*) $(filter-out $(NATIVE),$(PACKAGE))
+$(NATIVE): CMakeLists.txt $(wildcard cpp/* cpp/*/*) $(filter-out $(NATIVE),$(PACKAGE))
 	cmake -S . -B build/Release -G Ninja -DREKINDLE_STRICT=ON -DPython_EXECUTABLE=$(PYTHON)
 	cmake --build build/Release
 	touch $@

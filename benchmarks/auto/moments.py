@@ -3,10 +3,10 @@
     python benchmarks/auto/moments.py                                  # writes moments.json
     python benchmarks/auto/moments.py --instance RL3 --budget 0.7 --moments 316
 
-The bound of `auto` (cpp/bound.h) looks at one moment, the first run of one op. Here moments are the
-first runs of ops i_1, ..., i_m, each an ancestor of the next, so that their order is known whatever
-the schedule; they cut it into intervals 0, ..., m. For every schedule within the budget, with 0/1
-values, of op j, value v, interval q and moment k (which opens interval k):
+The bound of `auto` (cpp/bound/bound.h) looks at one moment, the first run of one op. Here moments
+are the first runs of ops i_1, ..., i_m, each an ancestor of the next, so that their order is known
+whatever the schedule; they cut it into intervals 0, ..., m. For every schedule within the budget,
+with 0/1 values, of op j, value v, interval q and moment k (which opens interval k):
 
     r[j,q]  j runs in q              x[j,k]  j runs before k           sum of r[j,q] >= 1
     s[v,k]  a copy of v lives at k   y[j,k]  j runs at k or after

@@ -3,7 +3,7 @@
     structure.py [PROBLEM.json ...]      -> structure.md beside this file
 
 Builds the native module once for each structure, from a copy of the sources in which one line of
-`anneal_timeline.h` names another class (`structure/tree_memory.h`), with the same flags. Then:
+`anneal/timeline.h` names another class (`structure/tree_memory.h`), with the same flags. Then:
 
 - moves per second of whole annealing runs at 70 % of the keep-all peak, by the excess (`area`, the
   default), by the peak (equation 1 with the paper's moves) and by a log-add-exp of it. The runs of
@@ -34,7 +34,7 @@ ROUNDS, REPEATS = 3, 3  # seeds, in turn over the structures, and runs of each
 
 # name -> (class, header)
 STRUCTURES = {
-    "blocks": ("BlockMemory", "anneal_memory.h"),
+    "blocks": ("BlockMemory", "anneal/memory.h"),
     "tree": ("TreeMemory<0>", "tree_memory.h"),
     "tree of blocks": ("TreeMemory<5>", "tree_memory.h"),
     "record": ("RecordMemory", "record_memory.h"),
@@ -58,8 +58,14 @@ def build(folder: Path) -> dict[str, Path]:
     for path in (ROOT / "CMakeLists.txt", ROOT / "LICENSE"):
         shutil.copy(path, copy)
     for path in (PARTS / "tree_memory.h", PARTS / "tree_memory.cpp", PARTS / "record_memory.h"):
-        shutil.copy(path, copy / "cpp")
-    timeline = copy / "cpp" / "anneal_timeline.h"
+        shutil.copy(path, copy / "cpp" / "anneal")
+    sources = copy / "CMakeLists.txt"
+    listed = "  cpp/anneal/timeline.cpp\n"
+    assert sources.read_text().count(listed) == 1
+    sources.write_text(
+        sources.read_text().replace(listed, listed + "  cpp/anneal/tree_memory.cpp\n")
+    )
+    timeline = copy / "cpp" / "anneal" / "timeline.h"
     text = timeline.read_text()
     begin = ["cmake", "-S", str(copy), "-B", str(copy / "build"), "-DREKINDLE_STRICT=ON"]
     run([*begin, f"-DPython_EXECUTABLE={sys.executable}"])
@@ -67,7 +73,7 @@ def build(folder: Path) -> dict[str, Path]:
     for name, (memory, header) in STRUCTURES.items():
         patched = text
         for old, new in (
-            ('#include "anneal_memory.h"', f'#include "{header}"'),
+            ('#include "anneal/memory.h"', f'#include "{header}"'),
             ("    BlockMemory memory_;", f"    {memory} memory_;"),
         ):
             assert patched.count(old) == 1, old
@@ -163,7 +169,7 @@ def main() -> None:
         folder = Path(temporary)
         packages = build(folder)
         program = folder / "replay"
-        sources = [PARTS / "replay.cpp", PARTS / "tree_memory.cpp", ROOT / "cpp/anneal_memory.cpp"]
+        sources = [PARTS / "replay.cpp", PARTS / "tree_memory.cpp", ROOT / "cpp/anneal/memory.cpp"]
         flags = ["-O3", "-std=c++20", f"-I{ROOT / 'cpp'}", f"-I{PARTS}", "-o", str(program)]
         run([os.environ.get("CXX", "c++"), *flags, *map(str, sources)])
         paths = problems(folder)

@@ -21,7 +21,7 @@ def stamp(files: tuple[str, ...], device: str, small: bool, ours: bool) -> str:
     if ours:
         root = HERE.parent.parent
         paths += sorted((root / "src").rglob("*.py"))
-        paths += sorted(f for f in (root / "cpp").iterdir() if f.suffix in (".cpp", ".h"))
+        paths += sorted(f for f in (root / "cpp").rglob("*") if f.suffix in (".cpp", ".h"))
     parts += [path.read_text() for path in paths]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -13,7 +13,7 @@ from rekindle.solve.base import without_dead_ops
 
 
 def check(problem: Problem, start: Schedule, budget: int, tries: int = 30) -> list[list[int]]:
-    found, made, ended = _native.rebuild(
+    found, made, ended = _native.large_neighbourhood_search(
         problem.native, [list(start.ops)], budget, [0, 1], tries, 60.0, 2
     )
     assert (made, ended) == (2 * tries, "")
@@ -58,7 +58,7 @@ def test_parts_of_several_starts(seed: int, num_ops: int, slack: int, hot: float
     budget = max(trace.peak for trace in traces) + slack
     optimum = brute_force.cheapest(problem, budget)
     assert optimum is not None
-    found, made, ended = _native.rebuild(
+    found, made, ended = _native.large_neighbourhood_search(
         problem.native, [list(s.ops) for s in starts], budget, [0, 1, 2], 30, 60.0, 2, hot
     )
     assert (len(found), made, ended) == (3, 90, "")
@@ -74,7 +74,7 @@ def test_what_cannot_be_a_start_is_refused() -> None:
     peak = simulate(problem, plain).peak
     for starts, budget in (([], peak), ([list(plain.ops)], peak - 1), ([[0]], peak)):
         with pytest.raises(ValueError, match="start"):
-            _native.rebuild(problem.native, starts, budget, [0], 5, 1.0)
+            _native.large_neighbourhood_search(problem.native, starts, budget, [0], 5, 1.0)
 
 
 def test_walks_follow_an_order_that_repeats_ops() -> None:

@@ -27,7 +27,7 @@ def climb(
         moment = max(range(len(base.memory)), key=base.memory.__getitem__)
     budget = int(share * base.peak)
     order = list(range(len(problem.ops)))
-    found, made, ended = _native.search_saves(
+    found, made, ended = _native.search_save_sets(
         problem.native, order, moment, alike_values(problem), budget, list(seeds), tries, 60.0, 2
     )
     assert ended == ""
@@ -78,7 +78,7 @@ def test_a_loss_that_leaves_room_for_little_is_no_matter_of_luck() -> None:
     ops = list(problem.ops)
     ops[loss] = replace(ops[loss], workspace=ops[loss].workspace + int(0.95 * budget))
     tight = replace(problem, ops=tuple(ops))
-    found, _, _ = _native.search_saves(
+    found, _, _ = _native.search_save_sets(
         tight.native, list(range(len(ops))), loss, alike_values(tight), budget,
         list(range(6)), 60, 60.0, 2,
     )  # fmt: skip
@@ -98,6 +98,6 @@ def test_a_moment_or_an_order_that_does_not_fit_is_refused() -> None:
     order = list(range(len(problem.ops)))
     for bad_order, moment in ((order, len(order)), (order, -1), (order[1:], 0)):
         with pytest.raises(ValueError, match="order"):
-            _native.search_saves(
+            _native.search_save_sets(
                 problem.native, bad_order, moment, alike_values(problem), 100, [0], 5, 1.0
             )

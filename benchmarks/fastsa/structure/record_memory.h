@@ -1,5 +1,5 @@
-// BlockMemory that writes down what it is asked and what it answers, for `replay.cpp`: the file that
-// the environment variable REKINDLE_TRACE names, in words of 64 bits.
+// BlockMemory that writes down what it is asked and what it answers, for `replay.cpp`: the file
+// that the environment variable REKINDLE_TRACE names, in words of 64 bits.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "anneal_memory.h"
+#include "anneal/memory.h"
 
 namespace rekindle {
 

@@ -1,5 +1,5 @@
-// Asks each structure what an annealing run asked (record_memory.h), checks every answer against the
-// recorded one, and times it.
+// Asks each structure what an annealing run asked (record_memory.h), checks every answer against
+// the recorded one, and times it.
 //
 //   replay TRACE    -> one line per structure and question: name, question, how many, ns for each
 //
@@ -55,9 +55,7 @@ bool ask(Memory& memory, const std::int64_t* w) {
     const auto slot = [](std::int64_t x) { return static_cast<std::int32_t>(x); };
     switch (w[0]) {
         case Asked::resize: return memory.resize(slot(w[1])) == w[2];
-        case Asked::assign:
-            memory.assign({w + 2, static_cast<std::size_t>(w[1])});
-            return true;
+        case Asked::assign: memory.assign({w + 2, static_cast<std::size_t>(w[1])}); return true;
         case Asked::add: memory.add(segments(w + 2), static_cast<int>(w[1])); return true;
         case Asked::excess_change: {
             const Excess excess = memory.excess_change(segments(w + 5), {w[1], w[2]});
@@ -65,9 +63,9 @@ bool ask(Memory& memory, const std::int64_t* w) {
         }
         case Asked::may_gain: {
             double gain = std::bit_cast<double>(w[8]);
-            const bool answer = memory.may_gain(slot(w[1]), slot(w[2]), w[3], {w[4], w[5]},
-                                                std::bit_cast<double>(w[6]),
-                                                std::bit_cast<double>(w[7]), gain);
+            const bool answer =
+                memory.may_gain(slot(w[1]), slot(w[2]), w[3], {w[4], w[5]},
+                                std::bit_cast<double>(w[6]), std::bit_cast<double>(w[7]), gain);
             return answer == (w[10] != 0) && gain == std::bit_cast<double>(w[9]);
         }
         case Asked::at: return memory.at(slot(w[1])) == w[2];

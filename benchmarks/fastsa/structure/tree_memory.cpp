@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "wide.h"
+#include "core/simd.h"
 
 namespace rekindle {
 
@@ -22,8 +22,8 @@ std::uint32_t common(std::uint32_t a, std::uint32_t b) { return a >> std::bit_wi
 
 }  // namespace
 
-REKINDLE_WIDE static Excess leaf_excess(const Size* memory, Size count, Size low, Size high,
-                                        Size base, Size change, Size gap) {
+REKINDLE_SIMD_CLONES static Excess leaf_excess(const Size* memory, Size count, Size low, Size high,
+                                               Size base, Size change, Size gap) {
     Size soft = 0, hard = 0;
     for (Size k = 0; k < count; ++k) {
         const Size x = memory[k] + base;
@@ -34,7 +34,7 @@ REKINDLE_WIDE static Excess leaf_excess(const Size* memory, Size count, Size low
     return {soft, hard};
 }
 
-REKINDLE_WIDE static Size leaf_largest(const Size* memory, Size count) {
+REKINDLE_SIMD_CLONES static Size leaf_largest(const Size* memory, Size count) {
     Size most = memory[0];
     for (Size k = 0; k < count; ++k) most = std::max(most, memory[k]);
     return most;
@@ -229,8 +229,7 @@ Excess TreeMemory<leaf_bits>::excess_change(std::span<const MemorySegment> segme
         const Node top = common(num_leaves_ + static_cast<Node>(s.first >> leaf_bits),
                                 num_leaves_ + static_cast<Node>(s.last >> leaf_bits));
         const int height = std::bit_width(num_leaves_) - std::bit_width(top);
-        const auto start =
-            static_cast<std::int32_t>(((top << height) - num_leaves_) << leaf_bits);
+        const auto start = static_cast<std::int32_t>(((top << height) - num_leaves_) << leaf_bits);
         visit(sum, top, start, 1 << (height + leaf_bits), above(top));
     }
     return sum.out;
@@ -305,7 +304,8 @@ bool TreeMemory<leaf_bits>::visit(Gain& wish, Node node, std::int32_t start, std
     if (most <= wish.lines.soft) return false;
     if (size >> group_bits_ == 1) {
         const auto soft = static_cast<double>(std::min(wish.size, most - wish.lines.soft));
-        const auto hard = static_cast<double>(std::clamp<Size>(most - wish.lines.hard, 0, wish.size));
+        const auto hard =
+            static_cast<double>(std::clamp<Size>(most - wish.lines.hard, 0, wish.size));
         const std::int32_t first = std::max(start, wish.first);
         const std::int32_t stop = std::min(start + size, wish.stop);
         wish.gain += static_cast<double>(stop - first) * (wish.soft_weight * soft + hard);

@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "anneal_memory.h"
+#include "anneal/memory.h"
 
 namespace rekindle {
 

@@ -5,9 +5,9 @@
   a segment only what later segments read is kept; the rest is brought back when the backward asks
   for it. Works on any graph, since it cuts the order and not the graph. Every number of segments
   (up to a few dozen, evenly spread beyond) is tried.
-- floor: the smallest peak that a greedy walk (`cpp/evict.h`) reaches as its memory limit goes down,
-  in the listed order and in one that is lean on memory, so that a budget that cannot be met is
-  answered with a number. Not a proof.
+- floor: the smallest peak that a greedy walk (`cpp/greedy/evict.h`) reaches as its memory limit
+  goes down, in the listed order and in one that is lean on memory, so that a budget that cannot be
+  met is answered with a number. Not a proof.
 """
 
 import heapq

@@ -12,9 +12,9 @@ reads what u makes), so multi-output ops need no special care.
    on, in topological order, have the subtrees compute what v reads from them, compute v, forget
    what they computed; then have the subtrees compute the rest of need. Equal calls give equal
    sequences and are expanded once.
-4. `_native.fill_up` (cpp/fillup.cpp): replay the sequence under a memory limit, keeping what it
-   would free while there is room, and leave out the runs whose results are still there. What goes
-   first is what is cheapest per byte to bring back with all that is missing for it.
+4. `_native.fill_up` (cpp/greedy/fill_up.cpp): replay the sequence under a memory limit, keeping
+   what it would free while there is room, and leave out the runs whose results are still there.
+   What goes first is what is cheapest per byte to bring back with all that is missing for it.
 
 Several limits at and below the budget, several depths of the recursion and three ways to value a
 kept value are tried, and the best simulated schedule wins: the result is not monotone in any of

@@ -3,7 +3,7 @@
 FastSA (Imanishi et al., NeurIPS 2023, "A fast heuristic to optimize time-space tradeoff for large
 models"). The state is a schedule on a line with empty slots; a move adds, removes or shifts runs;
 it is kept if the objective falls, or rises by less than the temperature allows. The schedule is
-valid at every moment and its memory is known exactly (`cpp/anneal_timeline.h`, section 2.2 and
+valid at every moment and its memory is known exactly (`cpp/anneal/timeline.h`, section 2.2 and
 B.1); ops that must run once are moved and never added or removed.
 
 - Objectives: `area`, ours and the default: cost plus a price on the memory above the budget, summed
@@ -12,12 +12,13 @@ B.1); ops that must run once are moved and never added or removed.
   footnote 2. `peak`: M(S). Or any function of (peak, cost). `_objective`.
 - `smooth`: peak-based objectives see a log-add-exp over the steps (C.2).
 - `grouping`: a first stage on groups of ops (`grouping.py`, Algorithm 1), then single ops.
-- `moves`: `directed`, ours (`cpp/anneal_moves.h`), look where values are made and read, and move or
+- `moves`: `directed`, ours (`cpp/anneal/moves.h`), look where values are made and read, and move or
   recompute chains in one go; `paper`, section 2.2, add, remove and rotate at random slots.
 - Several seeds from the start, then further from the best of them: `_stages`. Beyond a few
   thousand ops from a greedy schedule instead (`_Search.walk`).
 - `reorder` is B.2: only the order changes, no op runs twice. Before and after the annealing, a
-  search over sets of ops (`cpp/order.h`, ours) finds and may prove the smallest peak of any order.
+  search over sets of ops (`cpp/search/order.h`, ours) finds and may prove the smallest peak of any
+  order.
 
 `FastSA.as_published()` has the settings of D.4. Known limits: a heuristic; it proves nothing but
 that a schedule which runs every op once is optimal, and (`reorder`) that no order is within the

@@ -119,7 +119,7 @@ class Incumbent:
     def save_sets(
         self, moment: int, num_seeds: int, tries: int, time_limit_s: float
     ) -> list[list[int]]:
-        found, _, ended = _native.search_saves(
+        found, _, ended = _native.search_save_sets(
             self.problem.native, self.order.ops, moment, alike_values(self.problem), self.budget,
             [self.seed * 1000 + 500 + k for k in range(num_seeds)],
             max(20, int(tries * self.options.effort)), time_limit_s, self.threads,
@@ -154,7 +154,7 @@ class Incumbent:
     ) -> list[list[int]]:
         """From each start, with parts of the others; the cheapest first."""
         num_seeds = max(self.threads, len(starts))
-        found, _, ended = _native.rebuild(
+        found, _, ended = _native.large_neighbourhood_search(
             self.problem.native, starts, self.budget,
             [self.seed * 10_000 + 100 * (round_ + 1) + k for k in range(num_seeds)],
             tries, time_limit_s, self.threads, hot,

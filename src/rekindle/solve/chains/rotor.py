@@ -8,10 +8,10 @@ kept) or by an option that saves what its backward reads (F_all); B is that back
   least cost of blocks s to t with m bytes beside the input of s,
     C(s, t, m) = min( cost(s) + C(s+1, t, m - saved(s)),                            F_all first
                       min_k bare(s..k-1) + C(k, t, m - input(k)) + C(s, k-1, m) )   F_ck first
-  where each run must fit beside what stands. O(n^3 M), `cpp/chain_dp.cpp`.
+  where each run must fit beside what stands. O(n^3 M), `cpp/chain/chain_dp.cpp`.
 - rotor-floating (Sec. 4.3, Alg. 1-2): the last kept input may be given up for a later one. The
   theorem as printed misses the move of that input alone; with it, and in O(n^4 M) where the paper
-  has O(n^6 M), in `cpp/chain_floating.cpp`.
+  has O(n^6 M), in `cpp/chain/chain_floating.cpp`.
 - revolve (Sec. 5.4): only inputs are kept, and F_all runs right before its backward.
 - sequential (Chen et al. 2016; torch's checkpoint_sequential): equal segments, of each only the
   input is kept; every number of segments is tried.

@@ -1,0 +1,146 @@
+// Problems come in as flat lists and are checked here, once: behind this file every id is in range
+// and every row complete, so that the core need not look. And the simulator.
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "core/problem.h"
+#include "core/simulate.h"
+
+namespace rekindle {
+
+namespace {
+
+// Rows as Python gives them: all ids one after the other, and where each row ends.
+using FlatRows = std::tuple<std::vector<Id>, std::vector<std::size_t>>;
+
+void check_ids(std::span<const Id> ids, std::size_t count) {
+    for (Id v : ids)
+        if (v < 0 || static_cast<std::size_t>(v) >= count)
+            throw nb::index_error("a value id is out of range");
+}
+
+std::vector<Id> without(std::span<const Id> ids, const std::vector<std::uint8_t>& resident) {
+    check_ids(ids, resident.size());
+    std::vector<Id> kept;
+    for (Id v : ids)
+        if (!resident[static_cast<std::size_t>(v)]) kept.push_back(v);
+    return kept;
+}
+
+Rows rows_of(const FlatRows& flat, std::size_t num_ops, const std::vector<std::uint8_t>& resident) {
+    const auto& [ids, ends] = flat;
+    check_ids(ids, resident.size());
+    if (ends.size() != num_ops) throw nb::value_error("there must be one row for each op");
+    Rows rows;
+    rows.ids.reserve(ids.size());
+    rows.start.reserve(ends.size() + 1);
+    std::size_t k = 0;
+    for (std::size_t end : ends) {
+        if (end > ids.size()) throw nb::value_error("a row ends beyond the ids");
+        for (; k < end; ++k)
+            if (!resident[static_cast<std::size_t>(ids[k])]) rows.ids.push_back(ids[k]);
+        rows.start.push_back(rows.ids.size());
+    }
+    return rows;
+}
+
+void bind_problem(nb::module_& m) {
+    nb::class_<Problem>(m, "Problem")
+        .def(
+            "__init__",
+            [](Problem* self, std::vector<std::int64_t> sizes, const std::vector<Id>& resident,
+               std::vector<std::int64_t> costs, std::vector<std::int64_t> workspaces,
+               const std::vector<bool>& once, const FlatRows& inputs, const FlatRows& outputs,
+               const FlatRows& inplace, const std::vector<Id>& targets, const std::vector<Id>& held,
+               Id loss) {
+                // Built apart and moved in: nothing half-made stays behind an exception.
+                Problem p;
+                const std::size_t num_ops = costs.size();
+                if (workspaces.size() != num_ops || once.size() != num_ops)
+                    throw nb::value_error("costs, workspaces and once must be of one length");
+                p.resident.assign(sizes.size(), 0);
+                check_ids(resident, sizes.size());
+                for (Id v : resident) p.resident[static_cast<std::size_t>(v)] = 1;
+                p.size = std::move(sizes);
+                p.cost = std::move(costs);
+                p.workspace = std::move(workspaces);
+                p.once.assign(once.begin(), once.end());
+                p.inputs = rows_of(inputs, num_ops, p.resident);
+                p.outputs = rows_of(outputs, num_ops, p.resident);
+                p.inplace = rows_of(inplace, num_ops, p.resident);
+                // `rows_of` left resident values out, which would shift the pairs.
+                if (p.inplace.ids.size() != std::get<0>(inplace).size())
+                    throw nb::value_error("a resident value stands in an inplace pair");
+                for (Id i = 0; i < p.num_ops(); ++i)
+                    if (p.inplace[i].size() % 2 != 0)
+                        throw nb::value_error("an inplace row is not made of pairs");
+                p.targets = without(targets, p.resident);
+                p.held = without(held, p.resident);
+                p.loss = loss;
+                p.index();
+                new (self) Problem(std::move(p));
+            },
+            "sizes"_a, "resident"_a, "costs"_a, "workspaces"_a, "once"_a, "inputs"_a, "outputs"_a,
+            "inplace"_a, "targets"_a, "held"_a, "loss"_a,
+            "Rows are (all ids, where each row ends); inplace rows are input, output, input, "
+            "output, ... Resident values are left out of inputs, targets and held.");
+}
+
+void bind_simulation(nb::module_& m) {
+    nb::enum_<Fault>(m, "Fault")
+        .value("none", Fault::none)
+        .value("no_such_op", Fault::no_such_op)
+        .value("not_produced", Fault::not_produced)
+        .value("once_broken", Fault::once_broken)
+        .value("output_missing", Fault::output_missing);
+
+    nb::class_<Trace>(m, "Trace")
+        .def_ro("fault", &Trace::fault)
+        .def_ro("step", &Trace::step)
+        .def_ro("op", &Trace::op)
+        .def_ro("value", &Trace::value)
+        .def_ro("times", &Trace::times)
+        .def_ro("memory", &Trace::memory)
+        .def_ro("peak", &Trace::peak)
+        .def_ro("peak_step", &Trace::peak_step)
+        .def_ro("runs", &Trace::runs)
+        .def_prop_ro("copies", [](const Trace& trace) {
+            std::vector<std::tuple<Id, std::size_t, std::size_t>> rows;
+            rows.reserve(trace.copies.size());
+            for (const Copy& c : trace.copies) rows.emplace_back(c.value, c.first, c.last);
+            return rows;
+        });
+
+    m.def(
+        "simulate",
+        [](const Problem& problem, const std::vector<Id>& schedule) {
+            nb::gil_scoped_release release;
+            return simulate(problem, schedule);
+        },
+        "problem"_a, "schedule"_a);
+
+    m.def(
+        "drop_dead_runs",
+        [](const Problem& problem, const std::vector<Id>& schedule) {
+            nb::gil_scoped_release release;
+            return drop_dead_runs(problem, schedule);
+        },
+        "problem"_a, "schedule"_a);
+}
+
+}  // namespace
+
+void bind_core(nb::module_& m) {
+    bind_problem(m);
+    bind_simulation(m);
+}
+
+}  // namespace rekindle
