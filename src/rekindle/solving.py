@@ -1,6 +1,7 @@
 """Problem + budget -> the schedule to run: given, kept from an earlier run, or solved."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from rekindle.solve.constraints import (
 )
 from rekindle.solve.registry import find_solver
 from rekindle.solve.solution_cache import Question, keep, recall
+
+log = logging.getLogger("rekindle")
 
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
 
@@ -35,13 +38,19 @@ class Choice:
 
 def choose(how: Choice, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
     """A solution with a schedule, and whether it was kept from an earlier run; raises
-    BudgetInfeasible, with the smallest peak found, where there is none."""
+    BudgetInfeasible, with the smallest peak found, where there is none.
+
+    The first Ctrl-C ends the search: its best schedule so far is the answer, and KeyboardInterrupt
+    is raised where there is none. No signal handler is set: solvers catch KeyboardInterrupt (see
+    `Solver.solve`), so outside of them, and the second time, it is raised as ever."""
     problem = predictor.problem
     if how.schedule is not None:
         return _given(how, problem, budget), False
     if budget is None:
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
     solution, kept = _solve_as_allocated(how, predictor, budget)
+    if solution.stopped_by == "interrupt":
+        _say_interrupted(problem, solution)
     if solution.schedule is None:
         smallest = solution.smallest or smallest_with_wishes(problem, how.wishes)
         peak = simulate(problem, smallest).peak
@@ -51,6 +60,14 @@ def choose(how: Choice, predictor: Predictor, budget: int | None) -> tuple[Solut
             peak,
         )
     return solution, kept
+
+
+def _say_interrupted(problem: Problem, solution: Solution) -> None:
+    if solution.schedule is None:
+        raise KeyboardInterrupt("interrupted before a schedule within the budget was found")
+    before, cost = (simulate(problem, s).cost for s in (keep_all(problem), solution.schedule))
+    overhead = cost / before - 1 if before else 0.0
+    log.warning("interrupted; best so far %+.1f %%, press again to stop", 100 * overhead)
 
 
 def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:

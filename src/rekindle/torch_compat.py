@@ -4,6 +4,9 @@ Each name here is what the rest of the house may use; where a release lacks a pi
 stands beside it.
 """
 
+import rekindle.supported_torch  # noqa: F401 (first: it refuses releases that are not supported)
+
+# isort: split
 import contextlib
 import ctypes
 import functools

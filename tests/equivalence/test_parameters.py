@@ -13,6 +13,8 @@ from support.schedules import SCHEDULES
 from support.zoo import Example, gaussian, tokens
 from torch import Tensor, nn
 
+import rekindle
+
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
@@ -206,6 +208,81 @@ def test_the_state_can_be_pickled(device: torch.device) -> None:
     file.seek(0)
     plain = Stack().to(device)
     plain.load_state_dict(torch.load(file, weights_only=True))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_managed_model_is_pickled_as_the_plain_one(
+    inplace: bool, protocol: int, device: torch.device
+) -> None:
+    example = stack(device)
+    managed = manage(example, "thrice", inplace=inplace)
+    back = pickle.loads(pickle.dumps(managed, protocol))
+    assert type(back) is Stack
+    assert not any("rekindle" in name for name in vars(back))
+    other = Example(back, example.inputs, example.loss, optimizer=example.optimizer)
+    assert_same(train(stack(device)), train(other))
+
+
+def test_torch_save_of_a_managed_model(device: torch.device) -> None:
+    example = stack(device)
+    file = io.BytesIO()
+    torch.save(nn.ModuleDict({"inner": manage(example, "thrice")}), file)
+    file.seek(0)
+    back = torch.load(file, weights_only=False)["inner"]
+    assert type(back) is Stack
+    other = Example(back, example.inputs, example.loss, optimizer=example.optimizer)
+    assert_same(train(stack(device)), train(other))
+
+
+class TwoForwards(nn.Linear):
+    def doubled(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_a_managed_model_with_a_forward_of_its_own(copied_by) -> None:
+    model = TwoForwards(4, 4)
+    model.forward = model.doubled
+    x = torch.randn(3, 4)
+    managed = rekindle.rematerialize(model, (x,), budget=1.0, profile="estimate")
+    copied = copied_by(managed)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.zero_()
+    out = copied(x)
+    assert torch.equal(out, 2 * nn.functional.linear(x, copied.weight, copied.bias))
+    assert out.any()  # it reads its own parameters, not those it was copied from
+
+
+@pytest.mark.parametrize("first_inplace", [False, True])
+@pytest.mark.parametrize("then_inplace", [False, True])
+def test_managing_a_managed_model(
+    first_inplace: bool, then_inplace: bool, device: torch.device
+) -> None:
+    """The new plan takes the old one's place, on the same class and the same parameters."""
+    example = stack(device)
+    once = manage(example, "keep-all", inplace=first_inplace)
+    again = Example(once, example.inputs, example.loss, optimizer=example.optimizer)
+    managed = manage(again, "thrice", inplace=then_inplace)
+    assert (managed is once) is then_inplace
+    assert type(managed).__mro__[2] is Stack
+    assert len(managed.plans) == 1
+    assert len(managed.plan.schedule.ops) > len(managed.plan.problem.ops)
+    assert_same(train(stack(device)), train(again, managed))
+
+
+def test_managing_a_managed_model_with_a_forward_of_its_own() -> None:
+    model = TwoForwards(4, 4)
+    model.forward = model.doubled
+    x = torch.randn(3, 4)
+    expected = model(x)
+    options = {"budget": 1.0, "profile": "estimate"}
+    for inplace in (False, True):
+        once = rekindle.rematerialize(model, (x,), **options)
+        assert torch.equal(
+            rekindle.rematerialize(once, (x,), inplace=inplace, **options)(x), expected
+        )
 
 
 def test_hooks_run_once(device: torch.device) -> None:

@@ -25,10 +25,6 @@ from rekindle.solve.anneal.fastsa import FastSA
 FRACTIONS = (1.0, 0.6)
 # No plan is found for these at the lower fraction.
 NOT_SO_LOW = {"t5": 0.85, "recurrent": 0.85, "gpt2": 0.8}
-    "t5": 0.85,
-    "recurrent": 0.85,
-    "gpt2": 0.8,
-}  # for which there is no plan at the lower one
 SEARCH = FastSA(num_moves=20_000, num_seeds=1)
 DEVICE = "cpu"  # the shipped description that costs are estimated for
 READABLE = ("mlp/0.6", "encoder/0.6")  # whose code is kept as text

@@ -79,9 +79,18 @@ def test_an_interrupt_ends_the_search_for_a_budget_that_the_allocator_keeps() ->
     solver = Recorder("interrupt")
     predictor: Any = Generous(problem)
     budget = simulate(problem, keep_all(problem)).peak
-    with pytest.raises(BudgetInfeasible):
+    with pytest.raises(KeyboardInterrupt):  # what was found does not fit: nothing to go on with
         choose(Choice(solver=solver, cache=False), predictor, budget)
     assert solver.budgets == [budget]
+
+
+def test_an_interrupt_is_told_with_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
+    problem = chain(6)
+    predictor: Any = Generous(problem)
+    budget = 2 * simulate(problem, keep_all(problem)).peak
+    solution, _ = choose(Choice(solver=Recorder("interrupt"), cache=False), predictor, budget)
+    assert solution.schedule == keep_all(problem)
+    assert caplog.messages == ["interrupted; best so far +0.0 %, press again to stop"]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ TIME_LIMIT_S = 5.0  # for each budget
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
-        help="train a small GPT at 100, 50 and 30 % of its activation memory",
+        help="train a small GPT at 100, 50 and 30 %% of its activation memory",
         description="Trains a small GPT on the CPU at several budgets and prints loss, measured "
         "peak, time, and whether gradients are eager's to the bit; writes a report page.",
         allow_abbrev=False,

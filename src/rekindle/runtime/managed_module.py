@@ -179,11 +179,14 @@ class Managed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles as the model it manages: plans are files of their own, never pickles."""
-        plain = object.__new__(type(self).__rekindle_class__)  # type: ignore[attr-defined]
+        plain = object.__new__(plain_class(self))
         plain.__dict__.update({k: v for k, v in self.__dict__.items() if k not in (KEY, FORWARD)})
         if FORWARD in self.__dict__:
-            plain.__dict__["forward"] = _bound_to(self.__dict__[FORWARD], self, plain)
-        return plain.__reduce_ex__(protocol)
+            # Bound to this object still, as which pickle knows the model that it writes.
+            plain.__dict__["forward"] = self.__dict__[FORWARD]
+        make, args, *rest = plain.__reduce_ex__(protocol)
+        # pickle demands of `copyreg.__newobj__`, by its name, that it makes this very class.
+        return (functools.partial(make, *args), (), *rest)
 
 
 @functools.cache
@@ -202,6 +205,12 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
     return type(cls.__name__, (Managed, cls), body)
 
 
+def plain_class(model: Any) -> type[nn.Module]:
+    """The class of the model, or the one that it had before it was managed."""
+    cls = type(model)
+    return getattr(cls, "__rekindle_class__", cls)
+
+
 def is_managed(model: nn.Module) -> bool:
     return KEY in model.__dict__
 
@@ -213,12 +222,14 @@ def plan_of(model: nn.Module) -> Any:
 
 
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
-    """The managed module: the given object itself, or a new one that shares what it holds."""
-    cls = managed_class(type(model))  # type: ignore[arg-type]
-    own = model.__dict__.get("forward")
+    """The managed module: the given object itself, or a new one that shares what it holds. One
+    that is managed already gets the new manager in place of the old."""
+    cls = managed_class(plain_class(model))  # type: ignore[arg-type]
+    held = FORWARD if is_managed(model) else "forward"
+    own = model.__dict__.get(held)
     if inplace:
         if own is not None:
-            model.__dict__[FORWARD] = model.__dict__.pop("forward")
+            model.__dict__[FORWARD] = model.__dict__.pop(held)
         model.__dict__[KEY] = manager
         model.__class__ = cls
         return model
@@ -228,7 +239,7 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
         if "hooks" in name and isinstance(value, dict):
             new.__dict__[name] = copy.copy(value)
     if own is not None:
-        new.__dict__[FORWARD] = _bound_to(new.__dict__.pop("forward"), model, new)
+        new.__dict__[FORWARD] = _bound_to(new.__dict__.pop(held), model, new)
     new.__dict__[KEY] = manager
     for entries in manager.plans.values():
         for entry in entries:
@@ -249,8 +260,7 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     for key in (FORWARD, "forward") if KEY not in model.__dict__ else (FORWARD,):
         if key in model.__dict__:
             return model.__dict__[key]  # type: ignore[no-any-return]
-    cls = getattr(type(model), "__rekindle_class__", type(model))
-    return functools.partial(cls.forward, model)
+    return functools.partial(plain_class(model).forward, model)
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
