@@ -69,8 +69,9 @@ def fuse_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of elementwise ops are joined whatever their size, on a CPU too: there the separate
     ops stand in for the kernel."""
     fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
-    monkeypatch.setattr(fuse, "_MIN_NUMEL", 64)
-    monkeypatch.setattr(fuse, "_ANYWHERE", True)
+    graph_edit = importlib.import_module("rekindle.rewrite.graph_edit")
+    monkeypatch.setattr(graph_edit, "MIN_NUMEL", 64)
+    monkeypatch.setattr(graph_edit, "ANYWHERE", True)
     monkeypatch.setattr(fuse, "_targets", {})
 
 

@@ -170,7 +170,8 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 def _help(parser: argparse.ArgumentParser, name: str) -> str:
     sub = _sub(parser)
     assert sub is not None
-    return next((c.help or "" for c in sub._choices_actions if c.dest == name), "")
+    text = next((c.help or "" for c in sub._choices_actions if c.dest == name), "")
+    return text.replace("%%", "%")  # as argparse prints it
 
 
 def _anchor(name: str) -> str:

@@ -19,6 +19,7 @@ from rekindle.core import Problem, write_problem
 from rekindle.profile import load_device, profile_nodes
 from rekindle.program import analyse
 from rekindle.program.formulate import formulate
+from rekindle.rewrite.passes import rewrite
 
 HERE = Path(__file__).parent
 PROBLEMS = HERE.parents[1] / "build" / "hiremate"  # where the other scripts look for them
@@ -42,7 +43,7 @@ def without_gradients(problem: Problem) -> Problem:
 def capture_model(factory: Callable[[], Sample], name: str, device: str) -> Problem:
     with torch.device("meta"):
         model, args = factory()
-    joint = capture(model, args, {})
+    joint = rewrite(capture(model, args, {}))
     description = load_device(device)
     profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
     return formulate(analyse(joint), profile, name)

@@ -29,6 +29,7 @@ from rekindle import pipeline
 
 STAGES = {
     (pipeline, "capture"): "capture",
+    (pipeline, "rewrite"): "rewrite",
     (pipeline, "analyse"): "analyse",
     (pipeline, "profile_nodes"): "profile",
     (pipeline, "formulate"): "formulate",
@@ -83,7 +84,7 @@ def stages(
 def measure(num_layers: int, repeats: int) -> dict[str, Any]:
     model, kwargs = gpt2(num_layers)
 
-    def plan() -> tuple[pipeline.Plan, float, float]:
+    def plan() -> tuple[rekindle.Plan, float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
         made = rekindle.plan(model, kwargs=kwargs, budget=BUDGET, time_limit_s=5.0)
         return made, time.perf_counter() - wall, time.process_time() - cpu

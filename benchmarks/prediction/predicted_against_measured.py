@@ -34,7 +34,9 @@ import cases
 import torch
 
 from rekindle import BudgetInfeasible, measure
-from rekindle.pipeline import Options, Plan, make_plan, manage_plan, plan_joint
+from rekindle.pipeline import plan_joint
+from rekindle.plan_object import Plan, make_plan, manage_plan
+from rekindle.plans.options import Options
 from rekindle.predict import StepMeasurement
 from rekindle.profile.block_sizes import expandable_segments
 
@@ -126,14 +128,14 @@ class Bench:
         begin = time.monotonic()
         options = self._options(budget=budget, schedule=_keep_all if budget == 1.0 else None)
         try:
-            plan = plan_joint(options, first.joint, base["case"])
+            plan = Plan(*plan_joint(options, first.joint, base["case"]))
         except BudgetInfeasible as error:
             print(f"{base['case']} {budget}: {error}", flush=True)
             self.notes.append(f"{base['case']} {budget}: not reachable")
             return
         planned = time.monotonic() - begin
         predicted = plan.predict()
-        managed = manage_plan(options, plan, model, inputs, {}, False, "raise")
+        managed = manage_plan(options, plan, model, inputs)
         found = self._measured(managed, inputs)
         row = base | {
             "budget": budget,
@@ -171,6 +173,7 @@ class Bench:
             profile="measure",
             loss_fn=None,
             schedule=None,
+            on_miss="raise",
         )
         return dataclasses.replace(options, **changes)
 

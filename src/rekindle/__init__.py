@@ -17,7 +17,7 @@ from rekindle.errors import (
 if TYPE_CHECKING:
     from rekindle.api import plan, rematerialize
     from rekindle.nn_sequential.managed_sequential import sequential
-    from rekindle.pipeline import Plan
+    from rekindle.plan_object import Plan
     from rekindle.predict import measure_step as measure
     from rekindle.verification import Verdict, verify
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Plan": ("rekindle.pipeline", "Plan"),
+    "Plan": ("rekindle.plan_object", "Plan"),
     "Verdict": ("rekindle.verification", "Verdict"),
     "measure": ("rekindle.predict", "measure_step"),
     "plan": ("rekindle.api", "plan"),

@@ -1,4 +1,8 @@
-"""`plan` and `rematerialize`: what most users call. `planning.py` has the stages behind them."""
+"""`plan` and `rematerialize`: what most users call.
+
+Their keyword arguments are the fields of `Options`, spelled out for readers and type checkers;
+`pipeline` has the stages behind them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -7,12 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rekindle.pipeline import MAX_PLANS, Budget, Options, Patterns, Plan, make_plan, manage_plan
-from rekindle.predict import HEADROOM
+from rekindle.plan_object import Plan, make_plan, manage_plan
+from rekindle.plans.options import DEFAULTS, Budget, OnMiss, Options, Patterns, ScheduleSource
 from rekindle.profile import ProfileListener
-from rekindle.runtime.managed_module import OnMiss
 from rekindle.solve.base import Solver
-from rekindle.solving import ScheduleSource
 
 
 def plan(
@@ -20,25 +22,25 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: Budget | None = None,
-    solver: str | Solver = "auto",
-    time_limit_s: float = 60.0,
-    seed: int = 0,
-    profile: Literal["estimate", "measure"] = "measure",
-    loss_fn: Callable[..., Any] | None = None,
-    schedule: ScheduleSource | None = None,
-    device_budget: Budget | None = None,
-    headroom: float | int | str = HEADROOM,
-    optimizer: torch.optim.Optimizer | str | None = None,
-    device_profile: str | None = None,
-    on_progress: ProfileListener | None = None,
-    hold_outputs: bool = True,
-    save: Patterns = (),
-    recompute: Patterns = (),
-    cache: bool = True,
-    ranks: int = 1,
-    cuda_graph: bool = False,
-    fuse: bool = True,
+    budget: Budget | None = DEFAULTS.budget,
+    solver: str | Solver = DEFAULTS.solver,
+    time_limit_s: float = DEFAULTS.time_limit_s,
+    seed: int = DEFAULTS.seed,
+    profile: Literal["estimate", "measure"] = DEFAULTS.profile,
+    loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    schedule: ScheduleSource | None = DEFAULTS.schedule,
+    device_budget: Budget | None = DEFAULTS.device_budget,
+    headroom: float | int | str = DEFAULTS.headroom,
+    optimizer: torch.optim.Optimizer | str | None = DEFAULTS.optimizer,
+    device_profile: str | None = DEFAULTS.device_profile,
+    on_progress: ProfileListener | None = DEFAULTS.on_progress,
+    hold_outputs: bool = DEFAULTS.hold_outputs,
+    save: Patterns = DEFAULTS.save,
+    recompute: Patterns = DEFAULTS.recompute,
+    cache: bool = DEFAULTS.cache,
+    ranks: int = DEFAULTS.ranks,
+    cuda_graph: bool = DEFAULTS.cuda_graph,
+    fuse: bool = DEFAULTS.fuse,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
 
@@ -56,9 +58,7 @@ def plan(
     replays it: no time between kernels, and the memory of the step stays reserved. `fuse=False`
     leaves chains of elementwise ops on a GPU as the kernels that eager runs.
     """
-    given = dict(locals())
-    options = _options(given)
-    return make_plan(options, model, args, kwargs or {})
+    return make_plan(_options(locals()), model, args, kwargs or {})
 
 
 def rematerialize(
@@ -66,28 +66,28 @@ def rematerialize(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: Budget | None = None,
-    solver: str | Solver = "auto",
-    time_limit_s: float = 60.0,
-    seed: int = 0,
-    profile: Literal["estimate", "measure"] = "measure",
+    budget: Budget | None = DEFAULTS.budget,
+    solver: str | Solver = DEFAULTS.solver,
+    time_limit_s: float = DEFAULTS.time_limit_s,
+    seed: int = DEFAULTS.seed,
+    profile: Literal["estimate", "measure"] = DEFAULTS.profile,
     inplace: bool = False,
-    on_miss: OnMiss = "eager",
-    max_plans: int = MAX_PLANS,
-    loss_fn: Callable[..., Any] | None = None,
-    schedule: ScheduleSource | None = None,
-    device_budget: Budget | None = None,
-    headroom: float | int | str = HEADROOM,
-    optimizer: torch.optim.Optimizer | str | None = None,
-    device_profile: str | None = None,
-    on_progress: ProfileListener | None = None,
-    hold_outputs: bool = True,
-    save: Patterns = (),
-    recompute: Patterns = (),
-    cache: bool = True,
-    ranks: int = 1,
-    cuda_graph: bool = False,
-    fuse: bool = True,
+    on_miss: OnMiss = DEFAULTS.on_miss,
+    max_plans: int = DEFAULTS.max_plans,
+    loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    schedule: ScheduleSource | None = DEFAULTS.schedule,
+    device_budget: Budget | None = DEFAULTS.device_budget,
+    headroom: float | int | str = DEFAULTS.headroom,
+    optimizer: torch.optim.Optimizer | str | None = DEFAULTS.optimizer,
+    device_profile: str | None = DEFAULTS.device_profile,
+    on_progress: ProfileListener | None = DEFAULTS.on_progress,
+    hold_outputs: bool = DEFAULTS.hold_outputs,
+    save: Patterns = DEFAULTS.save,
+    recompute: Patterns = DEFAULTS.recompute,
+    cache: bool = DEFAULTS.cache,
+    ranks: int = DEFAULTS.ranks,
+    cuda_graph: bool = DEFAULTS.cuda_graph,
+    fuse: bool = DEFAULTS.fuse,
 ) -> nn.Module:
     """The same model, whose step never needs more than the budget; options as for `plan`.
 
@@ -95,17 +95,14 @@ def rematerialize(
     call of another kind (shapes, dtypes, mode) runs eagerly, is planned too (`on_miss="replan"`,
     at most `max_plans` kept) or raises.
     """
-    given = dict(locals())
-    options = _options(given)
+    options = _options(locals())
     if args is None and kwargs is None:
-        return manage_plan(options, None, model, (), {}, inplace, on_miss, max_plans)
+        return manage_plan(options, None, model, inplace=inplace)
     args, kwargs = args or (), kwargs or {}
     first = make_plan(options, model, args, kwargs)
-    return manage_plan(options, first, model, args, kwargs, inplace, on_miss, max_plans)
+    return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 
 
 def _options(given: Mapping[str, Any]) -> Options:
     """The options among the arguments of a call."""
-    options = Options(**{f.name: given[f.name] for f in fields(Options)})
-    _ = options.wishes  # refused now, not after a minute of measuring
-    return options
+    return Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})

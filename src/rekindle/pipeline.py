@@ -1,196 +1,60 @@
-"""Options + model + sample -> Plan: the line itself, one call per stage; what a plan can do."""
+"""Options + model + sample -> what a plan is made of: the line itself, one call per stage.
+
+The only module that knows all stages. What a later stage needs of an earlier one (a plan for
+another backward, a model for a plan that is there already) is asked of it.
+"""
 
 import contextlib
-import functools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from rekindle.capture import JointGraph, capture
+from rekindle.capture import JointGraph, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
-from rekindle.core import (
-    Problem,
-    Schedule,
-    Status,
-    gap_sentence,
-    is_fraction,
-    keep_all,
-    parse_budget,
-    simulate,
-)
+from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
+from rekindle.core.files import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.predict import (
-    HEADROOM,
-    DeviceBudget,
-    Prediction,
-    Predictor,
-    StepMeasurement,
-    residents_of,
+from rekindle.plans.options import Options
+from rekindle.plans.plan_record import (
+    PlanRecord,
+    Provenance,
+    graph_hash,
+    graph_structure,
+    kept_options,
 )
+from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
-from rekindle.profile import Profile, ProfileListener, load_device, profile_nodes
+from rekindle.profile import Profile, device_name, load_device, profile_nodes
 from rekindle.program import Program, analyse
 from rekindle.program.formulate import formulate
+from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import Manager, OnMiss, captured_call, manage
-from rekindle.runtime.runner import Runner
-from rekindle.solve.base import Solver
-from rekindle.solve.constraints import Wishes, wishes_of
-from rekindle.solve.pareto import Point, pareto
-from rekindle.solving import Choice, ScheduleSource, choose
-
-if TYPE_CHECKING:
-    from rekindle.plans.plan_files import StoredPlan
-
-Budget = int | float | str
-Patterns = str | Sequence[str]
-Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], "Plan | None"], "Plan"]
-MAX_PLANS = 8
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Plan:
-    """A schedule for one model and one kind of call, with what it costs."""
-
-    joint: JointGraph
-    program: Program
-    problem: Problem
-    schedule: Schedule
-    peak_bytes: int  # simulated, above what is resident
-    cost_ns: int  # the sum over all ops that run, repeats included
-    keep_all_peak_bytes: int  # when nothing is recomputed
-    keep_all_cost_ns: int
-    budget_bytes: int | None
-    solver: str  # the one that found the schedule
-    status: Status  # OPTIMAL (proven) or FEASIBLE
-    bound: int | None  # no schedule within the budget costs less, where that is known
-    profile: Profile  # the cost of each op, and how it was obtained
-    device_budget: DeviceBudget | None  # the sum behind `device_budget=`
-    options: "Options"
-    late_runner: LateRunner
-    kept: bool = False  # the schedule was found in an earlier run and kept on disk
-
-    @property
-    def runner(self) -> Runner:
-        """What runs the plan; made the first time that it is asked for."""
-        return self.late_runner.get()
-
-    @property
-    def overhead(self) -> float:
-        """Cost increase over keep-all: 0.07 is 7 %."""
-        if not self.keep_all_cost_ns:
-            return 0.0
-        return self.cost_ns / self.keep_all_cost_ns - 1
-
-    @property
-    def gap(self) -> str:
-        """How far from the cheapest schedule this one can be, in a sentence."""
-        return gap_sentence(self.cost_ns, self.bound)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON; `Plan.load` reads it."""
-        from rekindle.plans.plan_files import save_plan
-
-        save_plan(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> "StoredPlan":
-        """A plan that was saved: its numbers, and `apply`. A broken file is refused."""
-        from rekindle.plans.plan_files import load_plan
-
-        return load_plan(path)
-
-    def apply(
-        self,
-        model: nn.Module,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        inplace: bool = False,
-        on_miss: OnMiss = "eager",
-    ) -> nn.Module:
-        """The managed model that runs this plan; `args` as it was planned with."""
-        given = replace(self.options, schedule=self.schedule)
-        again = make_plan(given, model, args, kwargs or {})
-        same_ops = [op.name for op in again.problem.ops] == [op.name for op in self.problem.ops]
-        if not same_ops or again.problem.values != self.problem.values:
-            raise PlanMismatch("the plan was made for another model or other inputs; plan again")
-        return manage_plan(self.options, again, model, args, kwargs or {}, inplace, on_miss)
-
-    def predict(self) -> Prediction:
-        """The peak and the time of a step on the device, as `measure` would find them."""
-        return Predictor(self.program, self.profile, self.problem).predict(self.schedule)
-
-    def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
-        """What each amount of memory costs in time, from the smallest peak to keep-all."""
-        return pareto(
-            self.problem,
-            num_points=num_points,
-            time_limit_s=time_limit_s,
-            wishes=self.options.wishes,
-        )
-
-    def explain(self, module: str | None = None) -> str:
-        """What is saved and what runs again, by module and why; or one module in a sentence."""
-        from rekindle.plans.plan_account import explain_plan
-
-        return explain_plan(self, module)
-
-    def report(
-        self,
-        path: str | os.PathLike[str] = "report.html",
-        *,
-        measured: StepMeasurement | None = None,
-        time_limit_s: float = 20.0,
-    ) -> Path:
-        """Writes the report page: one HTML file that opens offline. `measured` is what
-        `rekindle.measure` found for the managed model; `time_limit_s` goes into the trade-off
-        curve, and 0 leaves it out."""
-        from rekindle.plans.plan_account import report_plan
-
-        return report_plan(self, path, measured, time_limit_s)
+from rekindle.runtime.managed_module import captured_call
+from rekindle.solving import choose
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How a plan is to be made; kept by a managed module that plans again."""
+class Captured:
+    """What a plan holds of a model of this process, beside its record."""
 
-    budget: Budget | None = None
-    solver: str | Solver = "auto"
-    time_limit_s: float = 60.0
-    seed: int = 0
-    profile: Literal["estimate", "measure"] = "measure"
-    loss_fn: Callable[..., Any] | None = None
-    schedule: ScheduleSource | None = None
-    device_budget: Budget | None = None
-    headroom: float | int | str = HEADROOM
-    optimizer: torch.optim.Optimizer | str | None = None
-    device_profile: str | None = None
-    on_progress: ProfileListener | None = None
-    hold_outputs: bool = True
-    save: Patterns = ()
-    recompute: Patterns = ()
-    cache: bool = True
-    ranks: int = 1
-    cuda_graph: bool = False
-    fuse: bool = True
+    program: Program
+    profile: Profile
+    late_runner: LateRunner
+    options: Options  # in full, as they were given
+    device_budget: DeviceBudget | None = None  # the sum behind `device_budget=`
+    kept: bool = False  # the schedule was found in an earlier run and kept on disk
 
     @property
-    def wishes(self) -> Wishes:
-        return wishes_of(self.save, self.recompute)
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(
-            self.solver, self.time_limit_s, self.seed, self.wishes, self.schedule, self.cache
-        )
+    def joint(self) -> JointGraph:
+        return self.program.joint
 
 
+<<<<<<< HEAD
+def plan_call(
+=======
 def manage_plan(
     options: Options,
     first: Plan | None,
@@ -213,6 +77,7 @@ def manage_plan(
         on_miss,
         planner or functools.partial(make_plan, options),
         functools.partial(plan_again, options),
+        functools.partial(recorded, options),
         options.loss_fn,
         max_plans,
     )
@@ -222,16 +87,21 @@ def manage_plan(
 
 
 def make_plan(
+>>>>>>> rewrite
     options: Options,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    first: Plan | None = None,
-) -> Plan:
+    first: PlanRecord | None = None,
+) -> tuple[PlanRecord, Captured]:
     """`first`: the plan that the same module has for its first kind of call. A fraction is one of
     this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
     which gradients are a larger share, has what the first one had."""
-    joint = capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
+<<<<<<< HEAD
+    joint = _capture(options, model, args, kwargs)
+=======
+    joint = captured(options, model, args, kwargs)
+>>>>>>> rewrite
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -239,6 +109,114 @@ def make_plan(
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
     return plan_joint(options, joint, type(model).__name__, given, at_least)
+
+
+<<<<<<< HEAD
+def plan_again(
+    options: Options, joint: JointGraph, old: PlanRecord, given: DeviceBudget | None, same_ops: bool
+) -> tuple[PlanRecord, Captured]:
+    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
+    and the budget still holds."""
+    if same_ops:
+        with contextlib.suppress(BudgetInfeasible):
+            again = replace(options, schedule=old.schedule)
+            record, captured = plan_joint(again, joint, old.problem.name, given)
+            return replace(record, solver=old.solver), captured
+    return plan_joint(options, joint, old.problem.name, given)
+
+
+def plan_joint(
+    options: Options,
+    joint: JointGraph,
+    name: str,
+    given: DeviceBudget | None = None,
+    at_least: int = 0,
+) -> tuple[PlanRecord, Captured]:
+    """From the graph on; `given`: what a device budget came to."""
+    with collector_at_rest():
+        program, profile, problem = _formulated(options, joint, name)
+        predictor = Predictor(program, profile, problem)
+        budget = None if given is None else given.step_bytes
+        if options.budget is not None:
+            budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
+        solution, kept = choose(options, predictor, budget)
+        record = _record(options, program, profile, problem, solution, budget)
+    runner = LateRunner(program, problem, record.schedule, options.cuda_graph)
+    return record, Captured(program, profile, runner, options, given, kept)
+
+
+def capture_for(
+    record: PlanRecord,
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Captured:
+    """The model for a plan that is there; raises PlanMismatch where the plan is not for it."""
+    made = record.provenance
+    if made.torch != torch_release():
+        raise PlanMismatch(
+            f"the plan was made with torch {made.torch}, this is {torch_release()}; plan again"
+        )
+    where = {t.device.type for t in (*model.parameters(), *model.buffers())}
+    if where and made.device not in where:
+        raise PlanMismatch(
+            f"the plan was made for {made.device}, the model is on {', '.join(sorted(where))}; "
+            "plan again"
+        )
+    joint = _capture(options, model, args, kwargs)
+    with collector_at_rest():
+        program, profile, problem = _formulated(options, joint, type(model).__name__)
+    _check_match(record, program, problem)
+    runner = LateRunner(program, problem, record.schedule, options.cuda_graph)
+    return Captured(program, profile, runner, options)
+
+
+def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None:
+    made, device = record.provenance, program.joint.device
+    if graph_structure(problem) != graph_structure(record.problem):
+        raise PlanMismatch(
+            f"the plan was made for another graph ({len(record.problem.ops)} ops, this model's "
+            f"has {len(problem.ops)}): another model, input shape, dtype or mode; plan again"
+        )
+    check_schedule(problem, record.schedule)
+    if device.type != made.device:
+        raise PlanMismatch(
+            f"the plan was made for {made.device}, the model is on {device}; plan again"
+        )
+    if made.measured and made.costs_device != device_name(device):
+        raise PlanMismatch(
+            f"the plan was measured on {made.costs_device}, this is {device_name(device)}: "
+            "its kernels may need other memory; plan again"
+        )
+    if graph_hash(problem, (v.size_bytes for v in program.values)) != made.graph:
+        raise PlanMismatch(
+            "the plan was made for a model of the same ops and other sizes: other widths, "
+            "input shapes or dtypes; plan again"
+        )
+=======
+def recorded(
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> JointGraph:
+    """What eager runs."""
+    return capture(model, args, kwargs, call=captured_call(options.loss_fn))
+
+
+def captured(
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> JointGraph:
+    """What a plan is made of: what eager runs, rewritten."""
+    return rewrite(recorded(options, model, args, kwargs), fuse=options.fuse)
+
+
+def with_backward(
+    options: Options, joint: JointGraph, tangents: Sequence[Tangent], autocast: tuple[Any, ...]
+) -> JointGraph:
+    """A captured step with the backward for other gradients; its forward is the same, node by
+    node."""
+    other = joint.with_tangents(tangents, autocast)
+    return rewrite(other, fuse=options.fuse, beside=joint)
+>>>>>>> rewrite
 
 
 def device_budget(
@@ -259,61 +237,73 @@ def device_budget(
     )
 
 
-def plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
-    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
-    and the budget still holds."""
-    if same_ops:
-        with contextlib.suppress(BudgetInfeasible):
-            again = replace(options, schedule=old.schedule)
-            kept = plan_joint(again, joint, old.problem.name, old.device_budget)
-            return replace(kept, solver=old.solver)
-    return plan_joint(options, joint, old.problem.name, old.device_budget)
+def torch_release() -> str:
+    """Major and minor: kernels and graphs may differ from one to the next."""
+    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
 
 
-def plan_joint(
-    options: Options,
-    joint: JointGraph,
-    name: str,
-    given: DeviceBudget | None = None,
-    at_least: int = 0,
-) -> Plan:
+# ---- stages
+
+
+def _capture(
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> JointGraph:
+    return capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
+
+
+def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program, Profile, Problem]:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
     description = None if options.device_profile is None else load_device(options.device_profile)
-    with collector_at_rest():
-        program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
-        profile = profile_nodes(
-            joint.nodes,
-            joint.device,
-            how=options.profile,
-            description=description,
-            on_progress=options.on_progress,
-        )
-        problem = formulate(program, profile, name)
-        everything = simulate(problem, keep_all(problem))
-        predictor = Predictor(program, profile, problem)
-        budget = None if given is None else given.step_bytes
-        if options.budget is not None:
-            budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        solution, kept = choose(options.choice, predictor, budget)
-        assert solution.schedule is not None
-        trace = simulate(problem, solution.schedule)
-    return Plan(
-        joint=joint,
-        program=program,
+    program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
+    profile = profile_nodes(
+        joint.nodes,
+        joint.device,
+        how=options.profile,
+        description=description,
+        on_progress=options.on_progress,
+    )
+    return program, profile, formulate(program, profile, name)
+
+
+def _record(
+    options: Options,
+    program: Program,
+    profile: Profile,
+    problem: Problem,
+    solution: Solution,
+    budget: int | None,
+) -> PlanRecord:
+    assert isinstance(solution.schedule, Schedule)
+    return PlanRecord(
         problem=problem,
         schedule=solution.schedule,
-        peak_bytes=trace.peak,
-        cost_ns=trace.cost,
-        keep_all_peak_bytes=everything.peak,
-        keep_all_cost_ns=everything.cost,
-        budget_bytes=budget,
-        solver=solution.solver,
         status=solution.status,
         bound=solution.bound,
+<<<<<<< HEAD
+        budget_bytes=budget,
+        solver=solution.solver,
+        # Where there is nothing to drop, a plan without its outputs is one that holds them.
+        options=kept_options(options, hold_outputs=program.held == program.given),
+        provenance=Provenance(
+            torch=torch_release(),
+            rekindle=own_version(),
+            device=program.joint.device.type,
+            graph=graph_hash(problem, (v.size_bytes for v in program.values)),
+            costs_device=profile.device,
+            costs=tuple((source.value, n) for source, n in profile.num_by_source.items()),
+        ),
+=======
         profile=profile,
         device_budget=given,
         options=options,
-        late_runner=LateRunner(program, problem, solution.schedule, options.cuda_graph),
+        late_runner=LateRunner(
+            program,
+            problem,
+            solution.schedule,
+            functools.partial(with_backward, options),
+            options.cuda_graph,
+        ),
         kept=kept,
+>>>>>>> rewrite
     )

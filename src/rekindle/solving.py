@@ -2,15 +2,12 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rekindle.core import Problem, Schedule, Solution, Status, check_schedule, keep_all, simulate
 from rekindle.errors import BudgetInfeasible
+from rekindle.plans.options import Options
 from rekindle.predict import Predictor
-from rekindle.solve.base import Solver
 from rekindle.solve.constraints import (
-    Wishes,
     check_wishes,
     meant,
     run_with_wishes,
@@ -21,22 +18,8 @@ from rekindle.solve.solution_cache import Question, keep, recall
 
 log = logging.getLogger("rekindle")
 
-ScheduleSource = Schedule | Callable[[Problem], Schedule]
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How a schedule is to be found."""
-
-    solver: str | Solver = "auto"
-    time_limit_s: float = 60.0
-    seed: int = 0
-    wishes: Wishes = field(default_factory=Wishes)
-    schedule: ScheduleSource | None = None
-    cache: bool = True  # kept solutions serve, and new ones are kept
-
-
-def choose(how: Choice, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
+def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
     """A solution with a schedule, and whether it was kept from an earlier run; raises
     BudgetInfeasible, with the smallest peak found, where there is none.
 
@@ -44,15 +27,15 @@ def choose(how: Choice, predictor: Predictor, budget: int | None) -> tuple[Solut
     is raised where there is none. No signal handler is set: solvers catch KeyboardInterrupt (see
     `Solver.solve`), so outside of them, and the second time, it is raised as ever."""
     problem = predictor.problem
-    if how.schedule is not None:
-        return _given(how, problem, budget), False
+    if options.schedule is not None:
+        return _given(options, problem, budget), False
     if budget is None:
         raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
-    solution, kept = _solve_as_allocated(how, predictor, budget)
+    solution, kept = _solve_as_allocated(options, predictor, budget)
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
     if solution.schedule is None:
-        smallest = solution.smallest or smallest_with_wishes(problem, how.wishes)
+        smallest = solution.smallest or smallest_with_wishes(problem, options.wishes)
         peak = simulate(problem, smallest).peak
         raise BudgetInfeasible(
             f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
@@ -70,13 +53,13 @@ def _say_interrupted(problem: Problem, solution: Solution) -> None:
     log.warning("interrupted; best so far %+.1f %%, press again to stop", 100 * overhead)
 
 
-def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:
-    given = how.schedule
+def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
+    given = options.schedule
     assert given is not None
     schedule = given if isinstance(given, Schedule) else given(problem)
     check_schedule(problem, schedule)
-    if how.wishes:
-        check_wishes(problem, meant(problem, how.wishes), schedule)
+    if options.wishes:
+        check_wishes(problem, meant(problem, options.wishes), schedule)
     if budget is not None and (peak := simulate(problem, schedule).peak) > budget:
         raise BudgetInfeasible(
             f"the given schedule has a peak of {peak:,} bytes; the budget is {budget:,}", peak
@@ -84,7 +67,9 @@ def _given(how: Choice, problem: Problem, budget: int | None) -> Solution:
     return Solution(status=Status.FEASIBLE, schedule=schedule, solver="given")
 
 
-def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple[Solution, bool]:
+def _solve_as_allocated(
+    options: Options, predictor: Predictor, budget: int
+) -> tuple[Solution, bool]:
     """A schedule within the budget as the device's allocator will count it: where blocks turn out
     larger than their requests, the excess is taken off the solver's budget. Each further try begins
     with the schedule of the one before and has half its time: all of them together take less than
@@ -97,8 +82,8 @@ def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple
         target = budget * simulated.peak // whole
     found: Schedule | None = None
     for num_before in range(4):
-        limit_s = how.time_limit_s / 2**num_before
-        once = dataclasses.replace(how, time_limit_s=limit_s)
+        limit_s = options.time_limit_s / 2**num_before
+        once = dataclasses.replace(options, time_limit_s=limit_s)
         solution, kept = _solve(once, problem, target, found)
         if solution.schedule is None:
             return solution, kept
@@ -115,17 +100,22 @@ def _solve_as_allocated(how: Choice, predictor: Predictor, budget: int) -> tuple
 
 
 def _solve(
-    how: Choice, problem: Problem, budget: int, warm_start: Schedule | None
+    options: Options, problem: Problem, budget: int, warm_start: Schedule | None
 ) -> tuple[Solution, bool]:
-    solver = find_solver(how.solver)
-    wishes = (how.wishes.save, how.wishes.recompute)
-    question = Question(problem, budget, solver, how.seed, wishes)
-    if how.cache and (known := recall(question, how.time_limit_s)) is not None:
+    solver = find_solver(options.solver)
+    wishes = (options.wishes.save, options.wishes.recompute)
+    question = Question(problem, budget, solver, options.seed, wishes)
+    if options.cache and (known := recall(question, options.time_limit_s)) is not None:
         return known, True
     solution = run_with_wishes(
-        solver, problem, budget, how.wishes, time_limit_s=how.time_limit_s, seed=how.seed,
+        solver,
+        problem,
+        budget,
+        options.wishes,
+        time_limit_s=options.time_limit_s,
+        seed=options.seed,
         warm_start=warm_start,
-    )  # fmt: skip
-    if how.cache:
-        keep(question, solution, how.time_limit_s)
+    )
+    if options.cache:
+        keep(question, solution, options.time_limit_s)
     return solution, False

@@ -44,15 +44,18 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.equal
 
-    def __str__(self) -> str:
+    @property
+    def comparison(self) -> str:
+        """What was compared, and what differs of it."""
         if self.equal:
-            text = f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
-        else:
-            shown = "\n  ".join(self.differences[:20])
-            text = f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
-        if self.predicted is not None and self.measured is not None:
-            text += f"\n{self.predicted.against(self.measured)}"
-        return text
+            return f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
+        shown = "\n  ".join(self.differences[:20])
+        return f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
+
+    def __str__(self) -> str:
+        if self.predicted is None or self.measured is None:
+            return self.comparison
+        return f"{self.comparison}\n{self.predicted.against(self.measured)}"
 
 
 def verify(

@@ -18,7 +18,10 @@ from torch import nn
 
 import rekindle
 from rekindle.capture import capture
+from rekindle.capture.node_facts import NO_STORAGE, facts
 from rekindle.core import simulate
+from rekindle.rewrite import graph_edit
+from rekindle.rewrite.passes import rewrite
 
 fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
 F = nn.functional
@@ -178,8 +181,8 @@ def test_without_a_kernel_it_is_put_back(
     assert not [op.name for op in problem.ops if op.name.startswith(("fused_", "rekindle."))]
     assert_same(expected, train(mine, managed), again)
     if schedule == "keep-all":
-        monkeypatch.setattr(fuse, "_ANYWHERE", False)
-        monkeypatch.setattr(fuse, "_MIN_NUMEL", 1 << 40)
+        monkeypatch.setattr(graph_edit, "ANYWHERE", False)
+        monkeypatch.setattr(graph_edit, "MIN_NUMEL", 1 << 40)
         plain = manage(example(function, device)).plan
         calls = [sum(1 + op.name.count("+") for op in p.ops) for p in (problem, plain.problem)]
         assert calls[0] == calls[1]
@@ -302,11 +305,11 @@ def test_dropout_without_a_kernel_is_put_back(
     torch.manual_seed(0)
     model = Masked(function).to(device).train()
     x = torch.randn(32, 16, device=device)
-    ops = capture(model, (x,)).nodes
+    ops = rewrite(capture(model, (x,))).nodes
     products = [n for n in ops if n.target is torch.ops.aten.native_dropout_backward.default]
-    assert all(n.meta["phase"] == "backward" for n in products)
+    assert all(facts(n).phase == "backward" for n in products)
     for dropout in (n for n in ops if n.target is torch.ops.aten.native_dropout.default):
-        firsts = [u for u in dropout.users if u.args[1] == 0 and "storage" in u.meta]
+        firsts = [u for u in dropout.users if u.args[1] == 0 and facts(u).storage != NO_STORAGE]
         assert [list(u.users) != [] for u in firsts] == [True]
     managed = rekindle.rematerialize(model, (x,), budget=1.0, profile="estimate")
     assert rekindle.verify(model, managed, (x,)).equal

@@ -16,7 +16,8 @@ from torch import fx
 import rekindle
 from rekindle.capture import JointGraph, capture
 from rekindle.program import analyse
-from rekindle.rewrite import layer_norm
+from rekindle.rewrite import graph_edit, layer_norm
+from rekindle.rewrite.passes import rewrite
 
 fuse = importlib.import_module("rekindle.rewrite.elementwise_fusion")
 
@@ -30,7 +31,7 @@ def _as_on_a_gpu(fuse_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, _inplace: bool = False):
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
-    monkeypatch.setattr(fuse, "_MIN_NUMEL", 513)  # more than channels: those are not wide
+    monkeypatch.setattr(graph_edit, "MIN_NUMEL", 513)  # more than channels: those are not wide
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
 
 
@@ -65,7 +66,7 @@ JOINED = {
 @pytest.mark.parametrize("name", JOINED)
 def test_none_is_left_alone(name: str) -> None:
     work = workload(name)
-    nodes = calls(capture(work.model, work.args, work.kwargs))
+    nodes = calls(rewrite(capture(work.model, work.args, work.kwargs)))
     lone = [n.name for n in nodes if "rekindle.batch_norm_apply" in str(n.target)]
     lone += [n.name for n in nodes if n.target is aten.native_dropout_backward.default]
     assert not lone
@@ -81,13 +82,13 @@ def test_without_kernels_the_ops_are_those_of_eager(
     work = workload(name)
 
     def kinds() -> list[str]:
-        nodes = calls(capture(work.model, work.args, work.kwargs))
+        nodes = calls(rewrite(capture(work.model, work.args, work.kwargs)))
         return sorted(name_of(n).replace("_.", ".") for n in nodes)
 
     monkeypatch.setattr(fuse, "_prepare", lambda *_: False)
     monkeypatch.setattr(layer_norm, "_fits", lambda *_: False)
     put_back = kinds()
-    monkeypatch.setattr(fuse, "_ANYWHERE", False)
+    monkeypatch.setattr(graph_edit, "ANYWHERE", False)
     assert put_back == kinds()
 
 
@@ -110,8 +111,8 @@ def test_a_second_backward_is_like_the_first(
     """It is joined to a forward that was worked on before."""
     monkeypatch.setattr(fuse, "_prepare", lambda *_: exact)
     work = workload(name)
-    first = capture(work.model, work.args, work.kwargs)
+    first = rewrite(capture(work.model, work.args, work.kwargs))
     before = [name_of(n) for n in calls(first)]
-    second = first.with_tangents(first.tangents)
+    second = rewrite(first.with_tangents(first.tangents), beside=first)
     assert [name_of(n) for n in calls(second)] == before
     assert [name_of(n) for n in calls(first)] == before

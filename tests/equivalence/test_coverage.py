@@ -14,10 +14,10 @@ from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import pipeline
 from rekindle.capture import capture
 from rekindle.core import simulate
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.runtime import managed_module
 from rekindle.runtime.managed_module import MissedPlanWarning
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -350,7 +350,7 @@ def test_an_attribute_that_forward_does_not_read(
     x = gaussian(0, device, 8, 16)
     captures = []
     monkeypatch.setattr(
-        managed_module,
+        pipeline,
         "capture",
         lambda *args, **kwargs: captures.append(1) or capture(*args, **kwargs),
     )

@@ -17,10 +17,10 @@ from support.zoo import Example, gaussian
 from torch import nn
 
 import rekindle
+from rekindle import pipeline
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
-from rekindle.plans import plan_files as stored_module
 from rekindle.solve.constraints import check_wishes, meant, wishes_of
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_another_torch_or_device_is_refused(plan_file: Path, monkeypatch) -> Non
     refused("measured on Z80", costs={"device": "Z80", "measured": 3})
     plan_file.write_text(json.dumps({**record, "costs": {"device": "Z80", "estimated": 3}}))
     rekindle.Plan.load(plan_file).apply(*arguments)
-    monkeypatch.setattr(stored_module, "_release", lambda: "9.9")
+    monkeypatch.setattr(pipeline, "torch_release", lambda: "9.9")
     with pytest.raises(PlanMismatch, match=r"this is 9\.9"):
         rekindle.Plan.load(plan_file).apply(*arguments)
 
@@ -156,7 +156,7 @@ def test_wishes_hold_in_training_and_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan.save(path)
     stored = rekindle.Plan.load(path)
-    assert (stored.save, stored.recompute) == (("2",), ("[013]::gelu", "4.0"))
+    assert (stored.options.save, stored.recompute) == (("2",), ("[013]::gelu", "4.0"))
     applied = example()
     managed = stored.apply(applied.model, *applied.inputs(0), on_miss="raise")
     assert_same(train(example()), train(applied, managed))

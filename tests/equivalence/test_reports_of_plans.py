@@ -17,7 +17,7 @@ from torch.cuda import _memory_viz
 import rekindle
 from rekindle.cli import main
 from rekindle.cli.demo_training import BATCH, GPT, LENGTH, VOCABULARY
-from rekindle.plans.plan_account import account_of
+from rekindle.predict import StepMeasurement
 from rekindle.report import verdict
 
 MODELS = """
@@ -76,8 +76,8 @@ def test_a_plan_explains_itself(plan, folder):
 
 
 def test_a_plan_writes_its_page(plan, folder):
-    told = verdict(account_of(plan))
-    measured = rekindle.profile.StepMeasurement(plan.peak_bytes, 10**8, 0, 0, 1, "cpu")
+    told = verdict(plan.account())
+    measured = StepMeasurement(plan.peak_bytes, 10**8, 0, 0, 1, "cpu")
     path = plan.report("own.html", measured=measured, time_limit_s=1)
     text = path.read_text()
     assert told in text

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rekindle import torch_compat
 from rekindle.capture import joint as joint_module
+from rekindle.capture.node_facts import facts
 from rekindle.errors import CaptureError, PlanMismatch
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -141,7 +142,7 @@ def test_code_that_is_read(kind: type[nn.Module], schedule: str, device: torch.d
     managed, _ = assert_trains_alike(lambda: example(kind, device), schedule, device)
     joint = managed.plan.joint
     assert set(joint.parameters) == {name for name, _ in kind().named_parameters()}
-    modules = {node.meta["module"] for node in joint.nodes if node.op == "call_function"}
+    modules = {facts(node).module for node in joint.nodes if node.op == "call_function"}
     assert {"first", "last"} <= modules
 
 
@@ -161,7 +162,7 @@ def no_second_route(*_args, **_kwargs):
 
 def test_source_lines_are_known(device: torch.device) -> None:
     managed = manage(example(InsistsOnTensor, device))
-    lines = {n.meta["where"] for n in managed.plan.joint.nodes if n.op == "call_function"}
+    lines = {facts(n).where for n in managed.plan.joint.nodes if n.op == "call_function"}
     assert any("test_second_route.py:" in line for line in lines)
 
 

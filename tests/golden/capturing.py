@@ -17,9 +17,9 @@ from torch import fx
 from golden.models import MODELS, Sample
 from golden.solving import NO_CLOCK_S
 from rekindle import BudgetInfeasible, plan
+from rekindle.capture.node_facts import facts
 from rekindle.core import Schedule, keep_all
 from rekindle.core.files import problem_record
-from rekindle.plans.plan_account import account_of
 from rekindle.solve.anneal.fastsa import FastSA
 
 FRACTIONS = (1.0, 0.6)
@@ -81,7 +81,7 @@ def facts_of_plan(found: Any) -> dict[str, Any]:
         "schedule": list(schedule.ops),
         "code": "\n".join([lowered.forward_source, *(s.source for s in lowered.stretches)]),
         "plan_file": as_text(_plan_file(found)),
-        "account": as_text(account_of(found).record()),
+        "account": as_text(found.account().record()),
         "explain": found.explain(),
     }
 
@@ -104,7 +104,7 @@ def graph_text(joint: Any) -> str:
         name = str(target) if isinstance(target, (str, torch._ops.OpOverload)) else ""
         name = name or getattr(target, "__name__", type(target).__name__)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), told)
-        val = node.meta.get("val")
+        val = facts(node).value
         shape = ""
         if isinstance(val, torch.Tensor):
             shape = f"{val.dtype}{list(val.shape)}{list(val.stride())}"
@@ -133,19 +133,27 @@ def _plan_file(found: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def rewrites_anywhere() -> Iterator[None]:
-    """Chains of ops are joined whatever their size, on a CPU too. The switch is looked for by its
+    """Chains of ops are joined whatever their size, on a CPU too. Each switch is looked for by its
     name, wherever the module that has it is."""
-    switch = {"_MIN_NUMEL": 64, "_ANYWHERE": True}
+    switches = {"MIN_NUMEL": 64, "ANYWHERE": True, "_targets": {}}
+    with contextlib.ExitStack() as stack:
+        for switch, value in switches.items():
+            stack.enter_context(_switched(switch, value))
+        yield
+
+
+@contextlib.contextmanager
+def _switched(switch: str, value: Any) -> Iterator[None]:
     holders = [
         vars(module)
         for name, module in sorted(sys.modules.items())
-        if name.startswith("rekindle.") and vars(module).keys() >= {*switch, "_targets"}
+        if name.startswith("rekindle.") and switch in vars(module)
     ]
-    assert len(holders) == 1, f"{len(holders)} modules have {', '.join(switch)} and _targets"
+    assert len(holders) == 1, f"{len(holders)} modules have {switch}"
     [module] = holders
-    before = {key: module[key] for key in (*switch, "_targets")}
-    module.update(switch, _targets={})
+    before = module[switch]
+    module[switch] = value
     try:
         yield
     finally:
-        module.update(before)
+        module[switch] = before

@@ -10,9 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rekindle.capture.node_facts import NodeFacts, set_facts
+
 
 def trace(fn: Callable[..., Any], *args: Any) -> fx.Graph:
-    return make_fx(fn, tracing_mode="fake")(*args).graph
+    """With what is known of each node as a capture has it."""
+    graph = make_fx(fn, tracing_mode="fake")(*args).graph
+    for node in graph.nodes:
+        if node.op == "call_function" or "val" in node.meta:
+            set_facts(node, NodeFacts(node.meta.get("val")))
+    return graph
 
 
 def joint_graph(model: nn.Module, loss: Callable[[Any], Tensor], *args: Tensor) -> fx.Graph:

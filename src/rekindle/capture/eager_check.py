@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rekindle.capture.module_state import left_as_it_was
+from rekindle.capture.node_facts import source_of
 from rekindle.capture.pytrees import split
 from rekindle.capture.recorder import FOREIGN, Recorder
 from rekindle.capture.sample import Sample
@@ -79,7 +80,7 @@ def difference(
     wanted = [recorder.node_of(t) for t in tensors]
     replaced = {f"{path}.{name}".lstrip("."): t for (path, name), t in attributes.items()}
     for node in recorder.reals:
-        source = node.meta["source"]
+        source = source_of(node)
         if source.kind == "buffer":
             new = replaced.get(source.name)
             wanted.append(node if new is None else recorder.node_of(new))

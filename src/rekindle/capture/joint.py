@@ -22,15 +22,11 @@ from rekindle.capture.eager_check import difference, explained, run_eagerly
 from rekindle.capture.fake_tensors import fake_tensors_answer, libraries_see_real_tensors
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.module_state import fill_tables, left_as_it_was, module_paths, settle
+from rekindle.capture.node_facts import Source, facts
 from rekindle.capture.pytrees import Structure, split
-from rekindle.capture.recorder import Recorder, Scalar, Source, Unseen
+from rekindle.capture.recorder import Recorder, Scalar, Unseen
 from rekindle.capture.sample import Sample, placeholders
 from rekindle.errors import CaptureError, NothingToPlan
-from rekindle.rewrite.cross_entropy import join_loss_gradients
-from rekindle.rewrite.elementwise_fusion import fuse as fuse_elementwise
-from rekindle.rewrite.elementwise_fusion import prepare_backward, prepare_forward
-from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_again
-from rekindle.rewrite.redundant_copies import shorten_copies
 from rekindle.torch_compat import (
     is_overload,
     new_fake_mode,
@@ -59,7 +55,15 @@ class Session:
     outputs: tuple[torch.Tensor, ...]
     leaves: tuple[torch.Tensor, ...]
     forward_nodes: tuple[fx.Node, ...]
-    fuse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a rewritten graph was made from."""
+
+    recorded: "JointGraph"
+    copies: dict[fx.Node, fx.Node]  # of recorded nodes, in the graph that was worked on
+    forward_nodes: tuple[fx.Node, ...]  # as the passes left them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,23 @@ class JointGraph:
     autocast: tuple[Any, ...]  # what is on while the backward runs
     gradients: tuple[tuple[fx.Node, fx.Node], ...]  # (placeholder, node of its gradient)
     idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
-    scalars: tuple[Scalar, ...]
+    scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
+    origin: Origin | None = None  # None: as it was recorded
+
+    @property
+    def recorded(self) -> "JointGraph":
+        """The graph of what eager ran, before any rewrite."""
+        return self if self.origin is None else self.origin.recorded
 
     @property
     def forward_only(self) -> bool:
         return not self.tangents
+
+    @property
+    def differentiated(self) -> tuple[torch.Tensor, ...]:
+        """Tensors like the outputs whose gradient is assumed to arrive."""
+        return tuple(facts(self.outputs[t.output]).value for t in self.tangents)
 
     def is_like(self, other: "JointGraph") -> bool:
         """Whether both are the same ops on the same tensors, in the same order."""
@@ -103,7 +118,7 @@ class JointGraph:
         calls = []
         for node in self.nodes:
             leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-            source = node.meta.get("source")
+            source = facts(node).source
             name = str(node.target)
             if not is_overload(node.target):
                 name = getattr(node.target, "__name__", name)
@@ -121,10 +136,10 @@ class JointGraph:
     def with_tangents(
         self, tangents: Sequence[Tangent], autocast: tuple[Any, ...] = ()
     ) -> "JointGraph":
-        """The same forward with another backward: gradients arrive for other outputs, in other
-        layouts, or inside autocast, which casts the backward's own ops."""
+        """The recorded forward with another recorded backward: gradients arrive for other outputs,
+        in other layouts, or inside autocast, which casts the backward's own ops."""
         with collector_at_rest(), outside_modes(), self.session.recorder.fake_mode:
-            return _with_backward(replace(self, autocast=autocast), tuple(tangents))
+            return _with_backward(replace(self.recorded, autocast=autocast), tuple(tangents))
 
 
 def capture(
@@ -133,28 +148,23 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     call: Callable[..., Any] | None = None,
-    fuse: bool = True,
 ) -> JointGraph:
     """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
 
     Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
     there is one (an output called so, or a scalar), else for every output that requires grad;
-    `JointGraph.with_tangents` records the backward of another choice. `fuse`: chains of elementwise
-    ops on a GPU become one kernel each, where that is exact.
+    `JointGraph.with_tangents` records the backward of another choice.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     with collector_at_rest():
-        return _captured(Sample(model, tuple(args), dict(kwargs or {}), call or _forward), fuse)
+        return _captured(Sample(model, tuple(args), dict(kwargs or {}), call or _forward))
 
 
-def _captured(sample: Sample, fuse: bool) -> JointGraph:
+def _captured(sample: Sample) -> JointGraph:
     traced = _traced(sample)
-    joint = _joint(sample, traced, fuse)
+    joint = _joint(sample, traced)
     if not torch.is_grad_enabled():
-        if fuse:
-            with outside_modes():
-                fuse_elementwise(joint.nodes, joint.outputs)
         return joint
     if not joint.session.leaves or not any(joint.differentiable):
         raise NothingToPlan(
@@ -246,7 +256,7 @@ def _run(
         return sample.call(model, *given[0], **given[1])
 
 
-def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
+def _joint(sample: Sample, traced: _Traced) -> JointGraph:
     """The forward alone."""
     recorder = traced.recorder
     out_tensors, out_structure = split((traced.out, list(traced.attributes.values())))
@@ -255,10 +265,6 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
         raise NothingToPlan(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
-    if fuse and not recorder.scalars:  # questions to the data are answered by the graph as it was
-        prepare_forward(recorder.graph, recorder.new_storage)
-        with outside_modes():
-            read_in_place(recorder.graph)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
@@ -276,7 +282,7 @@ def _joint(sample: Sample, traced: _Traced, fuse: bool) -> JointGraph:
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
-        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes, fuse),
+        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes),
     )
 
 
@@ -306,26 +312,12 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         for leaf, gradient in zip(leaves, found, strict=True)
         if gradient is not None
     )
-    given_away = (*joint.outputs, *(g for _, g in gradients))
-    backward_nodes = tuple(recorder.graph.nodes)[num_before:]
-    join_loss_gradients(backward_nodes)
-    with outside_modes():
-        shorten_copies(recorder.graph, (*session.forward_nodes, *backward_nodes), given_away)
-        read_in_place_again(recorder.graph, backward_nodes)
-        pack_gradients((*session.forward_nodes, *backward_nodes), given_away)
-    if session.fuse:
-        backward_nodes = tuple(recorder.graph.nodes)[num_before:]
-        prepare_backward(recorder.graph, backward_nodes, given_away, recorder.new_storage)
-    all_nodes = (*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:])
-    if session.fuse:
-        with outside_modes():
-            fuse_elementwise(all_nodes, given_away)
     known = {leaf for leaf, _ in gradients}
     reached = reachable_leaves([t for t in outputs if t.requires_grad])
     idle = [recorder.node_of(leaf) for leaf in leaves if id(leaf) in reached]
     return replace(
         joint,
-        nodes=all_nodes,
+        nodes=(*session.forward_nodes, *tuple(recorder.graph.nodes)[num_before:]),
         constants=tuple(recorder.constants),
         tangents=tangents,
         gradients=gradients,

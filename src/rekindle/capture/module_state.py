@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from rekindle.capture import op_effects
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import python_references
@@ -164,7 +165,7 @@ def _items(container: Any) -> dict[Any, Any]:
 def _check_data(recorder: Recorder) -> None:
     for node in recorder.graph.nodes:
         if node.op == "placeholder" and recorder.moved(node):
-            source = node.meta["source"]
+            source = source_of(node)
             raise CaptureError(
                 f"forward gives {source.kind} {source.name} other data (`.data = ...`), which a "
                 "plan cannot repeat; write into it with copy_()"
@@ -232,7 +233,7 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
     constant: set[fx.Node] = set()
     for node in recorder.graph.nodes:
         if node.op == "placeholder":
-            fixed = node.meta["source"].kind == "constant"
+            fixed = source_of(node).kind == "constant"
         else:
             fixed = not op_effects.is_random(node.target) and constant.issuperset(
                 node.all_input_nodes
@@ -241,9 +242,9 @@ def _kept_elsewhere(recorder: Recorder) -> dict[int, torch.Tensor]:
             constant.add(node)
     counts: dict[fx.Node, int] = {}
     for node in recorder.graph.nodes:
-        value = node.meta.get("val")
+        value = facts(node).value
         if node.op == "call_function" and isinstance(value, torch.Tensor):
             counts[node] = python_references(value)
     least = min(counts.values(), default=0)
-    kept = [node.meta["val"] for node, num in counts.items() if num > least and node in constant]
+    kept = [facts(node).value for node, num in counts.items() if num > least and node in constant]
     return {id(tensor): tensor for tensor in kept}

@@ -19,6 +19,15 @@ from torch import fx
 from rekindle.capture import op_effects
 from rekindle.capture.fake_tensors import FakeRuns
 from rekindle.capture.kernel_layouts import Layouts
+from rekindle.capture.node_facts import (
+    NO_STORAGE,
+    NodeFacts,
+    Phase,
+    Source,
+    facts,
+    set_facts,
+    source_of,
+)
 from rekindle.capture.subgraph import run_slice, slice_of
 from rekindle.capture.tensor_args import with_tensors
 from rekindle.errors import CaptureError
@@ -42,20 +51,10 @@ from rekindle.torch_compat import (
     storage_key,
 )
 
-Kind = Literal["parameter", "buffer", "input", "constant", "tangent"]
 _TORCH_DIR = str(Path(torch.__file__).parent)
 _OWN_DIR = str(Path(__file__).parent.parent)
 FOREIGN = (_TORCH_DIR, _OWN_DIR, "<")  # how the names of files begin that are not the model's
 _PASS = frozenset({"prim", "profiler"})
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the tensor of a placeholder comes from at each call."""
-
-    kind: Kind
-    name: str
-    index: int  # among the sources of its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.fake_mode = fake_mode
         self.graph = fx.Graph()
-        self.phase = "forward"
+        self.phase: Phase = "forward"
         self.module_path: list[str] = [""]
         self.line = ""  # the source line of what runs, where no frame of it can be seen
         self.reals: dict[fx.Node, torch.Tensor] = {}
@@ -99,8 +98,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def placeholder(self, fake: torch.Tensor, source: Source, real: torch.Tensor | None) -> fx.Node:
         node = self.graph.placeholder(f"{source.kind}_{source.index}")
-        node.meta["source"] = source
-        self._bind(node, fake)
+        storage, num_bytes = self._bind(node, fake)
+        set_facts(node, NodeFacts(fake, storage, num_bytes, source=source))
         if real is not None:
             self.reals[node] = real
         return node
@@ -119,13 +118,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def owns(self, holder: Any) -> bool:
         """Whether this is one of the recorder's own containers."""
-        if isinstance(holder, dict):
-            return any(holder is node.meta for node in self.graph.nodes)
         return holder is self._alive or any(holder is kept for kept in self._alive)
 
     def moved(self, node: fx.Node) -> bool:
         """Whether the tensor of this node was given another storage since (`.data = ...`)."""
-        return bool(self._storages.get(storage_key(node.meta["val"])) != node.meta["storage"])
+        known = facts(node)
+        return bool(self._storages.get(storage_key(known.value)) != known.storage)
 
     def from_constants(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on constants alone: the same at every call."""
@@ -135,7 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     @staticmethod
     def _fixed(needed: list[fx.Node]) -> bool:
-        kinds = {n.meta["source"].kind for n in needed if n.op == "placeholder"}
+        kinds = {source_of(n).kind for n in needed if n.op == "placeholder"}
         return kinds <= {"constant"} and not any(op_effects.is_random(n.target) for n in needed)
 
     def real_value(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -145,13 +143,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             needed = slice_of(self.graph, [node])
             return run_slice(needed, self.reals, [node])[node].clone()
 
-    def _bind(self, node: fx.Node, fake: torch.Tensor) -> None:
-        node.meta["val"] = fake
-        # Numbered in order of appearance: the same model gives the same problem every time.
-        node.meta["storage"] = self._storages.setdefault(storage_key(fake), len(self._storages))
-        node.meta["storage_bytes"] = storage_bytes(fake)
+    def _bind(self, node: fx.Node, fake: torch.Tensor) -> tuple[int, int]:
+        """A tensor that no node stood for: its storage, and the bytes of that."""
         self._node_of[id(fake)] = node
         self._alive.append(fake)
+        number = self._storages.setdefault(storage_key(fake), len(self._storages))
+        return number, storage_bytes(fake)
 
     def new_storage(self) -> int:
         """The number of a storage that no tensor has."""
@@ -228,7 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _node_arg(self, tensor: torch.Tensor) -> fx.Node:
         node = self._node_of.get(id(tensor))
-        if node is None or ("storage" in node.meta and self.moved(node)):
+        if node is None or self.moved(node):
             return self._alias(tensor)
         return node
 
@@ -239,13 +236,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """A tensor object that came from no dispatched op but shares a known storage."""
         key = self._storages.get(storage_key(tensor))
         for node in self.graph.nodes:
-            if node.meta.get("storage") == key and node.meta["val"].dtype == tensor.dtype:
+            known = facts(node)
+            if known.storage == key and known.value.dtype == tensor.dtype:
                 out = self.graph.call_function(
                     torch.ops.aten.as_strided.default,
                     (node, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()),
                 )
-                self._describe(out)
-                self._bind(out, tensor)
+                self._describe(out, tensor, is_new=True)
                 return out
         raise Unseen(
             f"a tensor of shape {tuple(tensor.shape)} was made outside the ops that can be "
@@ -255,39 +252,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         node_args, node_kwargs = self._nodes(args), self._nodes(kwargs)
         node = add_call(self.graph, "call_function", func, node_args, node_kwargs)
-        self._describe(node)
         self._alive.append(out)
-        if isinstance(out, torch.Tensor):
-            self._output(node, out)
-        elif isinstance(out, (list, tuple)):
-            node.meta["val"] = out
+        # An in-place op gives back its argument.
+        is_new = isinstance(out, torch.Tensor) and not self.knows(out)
+        self._describe(node, out, is_new=is_new)
+        if isinstance(out, (list, tuple)):
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor) and not self.knows(item):
                     part = add_call(self.graph, "call_function", operator.getitem, (node, i), {})
-                    self._describe(part)
-                    self._bind(part, item)
+                    self._describe(part, item, is_new=True)
 
-    def _output(self, node: fx.Node, out: torch.Tensor) -> None:
-        if self.knows(out):  # an in-place op gives back its argument
-            node.meta["val"] = out
-            return
-        self._bind(node, out)
-
-    def _describe(self, node: fx.Node) -> None:
-        meta = node.meta
-        meta["writes"] = op_effects.written_nodes(node)
-        meta["phase"] = self.phase
-        meta["where"] = self.where()
+    def _describe(self, node: fx.Node, value: Any, *, is_new: bool) -> None:
+        storage, num_bytes = self._bind(node, value) if is_new else (NO_STORAGE, 0)
         running = backward_node() if self.phase == "backward" else None
         if running is not None:
-            meta["seq_nr"] = node_sequence_nr(running)
-            meta["autograd"] = running.name()
-            meta["module"] = self._path_of_sequence.get(meta["seq_nr"], "")
+            sequence_nr = node_sequence_nr(running)
+            module = self._path_of_sequence.get(sequence_nr, "")
         else:
-            meta["seq_nr"] = forward_sequence_nr() if self.phase == "forward" else -1
-            meta["module"] = self.module_path[-1]
+            sequence_nr = forward_sequence_nr() if self.phase == "forward" else -1
+            module = self.module_path[-1]
             if self.phase == "forward":
-                self._path_of_sequence.setdefault(meta["seq_nr"], meta["module"])
+                self._path_of_sequence.setdefault(sequence_nr, module)
+        writes = op_effects.written_nodes(node)
+        where = self.where()
+        known = NodeFacts(value, storage, num_bytes, writes, self.phase, sequence_nr, module, where)
+        set_facts(node, known)
 
     def where(self) -> str:
         """The innermost source line that is neither torch's nor ours."""
@@ -347,7 +336,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if missing:
             raise CaptureError(
                 f"Python asks for data with {func}{_at(self.where())}, and "
-                f"{missing[0].meta['source'].name} has none; give real tensors"
+                f"{source_of(missing[0]).name} has none; give real tensors"
             )
         with outside_modes(), torch.no_grad():
             values = run_slice(needed, self.reals, wanted)

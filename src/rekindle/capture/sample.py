@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from rekindle.capture.fake_tensors import stand_in
+from rekindle.capture.node_facts import Kind, Source
 from rekindle.capture.pytrees import path_names, split
-from rekindle.capture.recorder import Kind, Recorder, Source
+from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import FakeTensor, FakeTensorMode
 

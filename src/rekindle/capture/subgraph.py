@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts
+
 
 def slice_of(
     graph: fx.Graph, wanted: list[fx.Node], num_before: int | None = None
@@ -12,16 +14,16 @@ def slice_of(
     """The nodes that the wanted ones depend on, in order, mutations of their storages included;
     of the first `num_before` nodes of the graph."""
     needed = set(wanted)
-    storages = {n.meta.get("storage") for n in wanted}
+    storages = {facts(n).storage for n in wanted}
     nodes = list(graph.nodes)[:num_before]
     for node in reversed(nodes):
         if node not in needed:
-            if not any(n.meta["storage"] in storages for n in node.meta.get("writes", ())):
+            if not any(facts(n).storage in storages for n in facts(node).writes):
                 continue
             needed.add(node)
         for argument in node.all_input_nodes:
             needed.add(argument)
-            storages.add(argument.meta.get("storage"))
+            storages.add(facts(argument).storage)
     return [node for node in nodes if node in needed]
 
 
@@ -35,7 +37,7 @@ def run_slice(
     """The values of the wanted nodes, computed for real; others die after their last use. Nothing
     outside is changed: what the slice writes to is copied first, and the random stream is put
     back, unless the caller does that (`keep_stream`)."""
-    written = {n.meta["storage"] for node in needed for n in node.meta.get("writes", ())}
+    written = {facts(n).storage for node in needed for n in facts(node).writes}
     devices = sorted({t.get_device() for t in reals.values() if t.is_cuda})
     last = {a: node for node in needed for a in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}
@@ -43,7 +45,7 @@ def run_slice(
         for node in needed:
             if node.op == "placeholder":
                 real = reals[node].detach()
-                values[node] = real.clone() if node.meta["storage"] in written else real
+                values[node] = real.clone() if facts(node).storage in written else real
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)

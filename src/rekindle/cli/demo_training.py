@@ -14,8 +14,7 @@ from rekindle.api import rematerialize
 from rekindle.cli import printing
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.errors import BudgetInfeasible
-from rekindle.pipeline import Plan
-from rekindle.plans.plan_account import account_of
+from rekindle.plan_object import Plan
 from rekindle.predict import StepMeasurement, measure_step
 from rekindle.report import verdict
 
@@ -160,7 +159,7 @@ def _record(name: str, run: Run, eager: Run) -> dict[str, Any]:
         "gradients_equal": run.same_as(eager),
     }
     if run.plan is not None:
-        record["verdict"] = verdict(account_of(run.plan))
+        record["verdict"] = verdict(run.plan.account())
     return record
 
 

@@ -18,16 +18,15 @@ from rekindle.cli.problems import BUDGET_HELP, add_wishes, seconds, seed
 from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
-    budget_options,
+    options_of,
     profile_lines,
-    profile_options,
     profile_record,
     profiling_shown,
 )
 from rekindle.cli.progress import shown
 from rekindle.core import keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
-from rekindle.plans.plan_account import account_of
+from rekindle.plans.options import DEFAULTS
 from rekindle.report import verdict
 
 FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
@@ -53,20 +52,24 @@ def add_commands(commands: Any) -> None:
     )
     plan.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     plan.add_argument("--budget", metavar="B", help=BUDGET_HELP)
-    plan.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
-    plan.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
-    plan.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
+    _search(plan)
+    plan.add_argument(
+        "--seed", type=seed, default=DEFAULTS.seed, metavar="N", help=f"default {DEFAULTS.seed}"
+    )
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
     plan.add_argument(
         "--ranks",
         type=ranks,
-        default=1,
+        default=DEFAULTS.ranks,
         metavar="N",
         help="of a data-parallel run: the budget is that of each rank, whose device also holds "
-        "gradient buckets (default 1)",
+        f"gradient buckets (default {DEFAULTS.ranks})",
     )
     plan.add_argument(
-        "--no-cache", action="store_true", help="solve anew, even where a solution is kept on disk"
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="solve anew, even where a solution is kept on disk",
     )
     add_budget_options(plan)
     add_wishes(plan)
@@ -84,11 +87,24 @@ def add_commands(commands: Any) -> None:
     choice = verify.add_mutually_exclusive_group(required=True)
     choice.add_argument("--budget", metavar="B", help=BUDGET_HELP)
     choice.add_argument("--plan", metavar="PLAN.json", help="a plan file to apply")
-    verify.add_argument("--solver", default="auto", metavar="NAME", help="see `rekindle solvers`")
-    verify.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
+    _search(verify)
     add_wishes(verify)
     _common(verify)
     verify.set_defaults(run=run_verify)
+
+
+def _search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--solver", default=DEFAULTS.solver, metavar="NAME", help="see `rekindle solvers`"
+    )
+    parser.add_argument(
+        "--time-limit",
+        dest="time_limit_s",
+        type=seconds,
+        default=DEFAULTS.time_limit_s,
+        metavar="S",
+        help=f"default {DEFAULTS.time_limit_s:g}",
+    )
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -96,26 +112,20 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     parser.add_argument(
         "--outputs-dropped",
-        action="store_true",
+        dest="hold_outputs",
+        action="store_false",
         help="outputs besides the loss are dropped before the backward",
     )
     add_profile_options(parser)
 
 
 def run_capture(arguments: argparse.Namespace) -> ExitCode:
-    from rekindle.api import plan
+    from rekindle.plan_object import make_plan
 
     model, args, kwargs = load_sample(arguments.factory)
     with profiling_shown(quiet=arguments.quiet or arguments.json) as listener:
-        found = plan(
-            model,
-            args,
-            kwargs,
-            schedule=keep_all,
-            on_progress=listener,
-            hold_outputs=not arguments.outputs_dropped,
-            **profile_options(arguments),
-        )
+        options = options_of(arguments, schedule=keep_all, on_progress=listener)
+        found = make_plan(options, model, args, kwargs)
     write_problem(arguments.output, found.problem)
     record = {
         "problem": arguments.output,
@@ -137,33 +147,17 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_plan(arguments: argparse.Namespace) -> ExitCode:
-    from rekindle.api import plan
+    from rekindle.plan_object import make_plan
 
     if arguments.budget is None and arguments.device_budget is None:
         raise RekindleError("give --budget (of a step) or --device-budget (of the device)")
     model, args, kwargs = load_sample(arguments.factory)
     quiet = arguments.quiet or arguments.json
     with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
-        found = plan(
-            model,
-            args,
-            kwargs,
-            budget=arguments.budget,
-            solver=arguments.solver,
-            time_limit_s=arguments.time_limit,
-            seed=arguments.seed,
-            on_progress=listener,
-            hold_outputs=not arguments.outputs_dropped,
-            save=arguments.save,
-            recompute=arguments.recompute,
-            cache=not arguments.no_cache,
-            ranks=arguments.ranks,
-            **budget_options(arguments),
-            **profile_options(arguments),
-        )
+        found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
     if arguments.output:
         found.save(arguments.output)
-    told = account_of(found)
+    told = found.account()
     trace, predicted = told.trace, found.predict()
     buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
@@ -213,30 +207,18 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_verify(arguments: argparse.Namespace) -> ExitCode:
-    from rekindle.api import rematerialize
-    from rekindle.plans.plan_files import load_plan
+    from rekindle.plan_object import Plan, make_plan, manage_plan
     from rekindle.verification import verify
 
     model, args, kwargs = load_sample(arguments.factory)
     quiet = arguments.quiet or arguments.json
     if arguments.plan is not None:
-        managed = load_plan(arguments.plan).apply(model, args, kwargs, on_miss="raise")
+        managed = Plan.load(arguments.plan).apply(model, args, kwargs, on_miss="raise")
     else:
         with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
-            managed = rematerialize(
-                model,
-                args,
-                kwargs,
-                budget=arguments.budget,
-                solver=arguments.solver,
-                time_limit_s=arguments.time_limit,
-                on_miss="raise",
-                on_progress=listener,
-                hold_outputs=not arguments.outputs_dropped,
-                save=arguments.save,
-                recompute=arguments.recompute,
-                **profile_options(arguments),
-            )
+            options = options_of(arguments, on_progress=listener, on_miss="raise")
+            plan = make_plan(options, model, args, kwargs)
+            managed = manage_plan(options, plan, model, args, kwargs)
     answer = verify(model, managed, args, kwargs, costs=True)
     predicted, measured = answer.predicted, answer.measured
     assert predicted is not None

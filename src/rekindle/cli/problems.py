@@ -25,6 +25,7 @@ from rekindle.core import (
 )
 from rekindle.core.files import problem_from_record, read_json
 from rekindle.errors import FileError, InvalidSchedule
+from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver
 from rekindle.solve.base import unavailable
@@ -32,7 +33,6 @@ from rekindle.solve.constraints import Wishes, run_with_wishes, smallest_with_wi
 from rekindle.solve.pareto import pareto
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
-PLAN_FORMAT = "rekindle.plan"
 MAX_SEED = 2**31 - 1  # what every solver library takes
 
 

@@ -4,13 +4,15 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rekindle.cli import printing
 from rekindle.cli.exit_codes import ExitCode
+from rekindle.plans.options import DEFAULTS, Options
 
 if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
-    from rekindle.pipeline import Plan
+    from rekindle.plan_object import Plan
     from rekindle.profile import ProfileListener, ProfileProgress
 
 
@@ -38,6 +40,7 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--profile",
         choices=("measure", "estimate"),
+        default=DEFAULTS.profile,
         help="run each distinct op on this machine's device (default), or estimate its cost",
     )
     choice.add_argument(
@@ -54,36 +57,30 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--device-budget", metavar="B", help='a size, a fraction of the device, or "auto"'
     )
     group.add_argument(
-        "--headroom", metavar="H", default="0.05", help="kept free: a fraction or a size (0.05)"
+        "--headroom",
+        type=headroom,
+        metavar="H",
+        default=DEFAULTS.headroom,
+        help=f"kept free: a fraction or a size ({DEFAULTS.headroom})",
     )
     group.add_argument(
         "--optimizer", metavar="NAME", help="whose state is to fit too, such as adamw"
     )
 
 
-def profile_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options above as `rekindle.plan` takes them."""
-    options: dict[str, Any] = {}
-    if arguments.device_profile:
-        options["device_profile"] = arguments.device_profile
-    else:
-        options["profile"] = arguments.profile or "measure"
-    return options
+def headroom(text: str) -> float | int | str:
+    """A fraction has a point; all else, but for 0, is a size as in a budget."""
+    if text == "0":
+        return 0
+    if "." in text and text.replace(".", "", 1).isdigit():
+        return float(text)
+    return text
 
 
-def budget_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.device_budget is None:
-        return {}
-    headroom = arguments.headroom
-    if headroom == "0":
-        headroom = 0
-    elif headroom.replace(".", "", 1).isdigit() and "." in headroom:
-        headroom = float(headroom)
-    return {
-        "device_budget": arguments.device_budget,
-        "headroom": headroom,
-        "optimizer": arguments.optimizer,
-    }
+def options_of(arguments: argparse.Namespace, **others: Any) -> Options:
+    """What a command was given of a plan's options: a flag for one is stored under its name."""
+    given = {f.name: getattr(arguments, f.name) for f in fields(Options) if f.name in arguments}
+    return Options(**{**given, **others})
 
 
 def profile_record(plan: "Plan") -> dict[str, Any]:

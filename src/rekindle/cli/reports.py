@@ -7,11 +7,11 @@ keeping everything.
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.cli import printing
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, PLAN_FORMAT, check_writable, points, seconds
+from rekindle.cli.problems import BUDGET_HELP, check_writable, points, seconds
 from rekindle.cli.progress import shown
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.files import (
@@ -27,16 +27,17 @@ from rekindle.plans.plan_account import (
     account_of,
     account_of_schedule,
     command,
+    with_comparison,
     with_curve,
-    with_verdict,
+    with_step,
 )
-from rekindle.report import Account, explain, explain_module, verdict
+from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
+from rekindle.plans.plan_files import plan_from_json
+from rekindle.plans.plan_record import PlanRecord
+from rekindle.report import Account, Step, explain, explain_module, verdict
 from rekindle.report.exports import chrome_trace, snapshot_bytes
 from rekindle.report.text import explain_record
 from rekindle.solve.pareto import pareto
-
-if TYPE_CHECKING:
-    from rekindle.plans.plan_files import StoredPlan
 
 _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
@@ -138,13 +139,23 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.NO if found.facts.equal is False else ExitCode.DONE
 
 
-def _measured(found: Account, plan: "StoredPlan", arguments: argparse.Namespace) -> Account:
+def _measured(found: Account, plan: PlanRecord, arguments: argparse.Namespace) -> Account:
     from rekindle.cli.models import load_sample
+    from rekindle.plan_object import Plan
     from rekindle.verification import verify
 
     model, args, kwargs = load_sample(arguments.model)
-    managed = plan.apply(model, args, kwargs, on_miss="raise")
-    return with_verdict(found, verify(model, managed, args, kwargs, costs=True))
+    managed = Plan(plan).apply(model, args, kwargs, on_miss="raise")
+    answer = verify(model, managed, args, kwargs, costs=True)
+    predicted, measured = answer.predicted, answer.measured
+    assert predicted is not None
+    assert measured is not None
+    found = with_step(
+        found,
+        measured=Step(measured.peak_bytes, measured.step_ns),
+        predicted=Step(predicted.peak_bytes, predicted.step_ns),
+    )
+    return with_comparison(found, answer.comparison, equal=answer.equal)
 
 
 def run_export(arguments: argparse.Namespace) -> ExitCode:
@@ -165,16 +176,14 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def read_account(arguments: argparse.Namespace) -> "tuple[Account, StoredPlan | None]":
+def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
     """From a plan file, or from a problem and a schedule."""
     record = read_json(arguments.input)
     commands = [command(sys.argv[1:])]
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
-        from rekindle.plans.plan_files import load_plan
-
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError("a plan file holds its schedule and its budget: give it alone")
-        plan = load_plan(arguments.input)
+        plan = plan_from_json(record, arguments.input)
         return account_of(plan, commands=commands), plan
     problem = problem_from_record(record, arguments.input)
     schedule, solver = keep_all(problem), "keep-all"

@@ -10,8 +10,9 @@ from torch import nn
 
 from rekindle.errors import RekindleError
 from rekindle.integrate.distributed import FirstTogether
-from rekindle.pipeline import MAX_PLANS, Options, manage_plan
-from rekindle.runtime.managed_module import OnMiss, is_managed, plan_of
+from rekindle.plan_object import manage_plan
+from rekindle.plans.options import Options
+from rekindle.runtime.managed_module import is_managed, plan_of
 
 log = logging.getLogger("rekindle")
 
@@ -22,9 +23,9 @@ class BadOption(RekindleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """Options, and how an adapter makes the plans."""
+
     options: Options
-    on_miss: OnMiss = "replan"
-    max_plans: int = MAX_PLANS
     share: bool = False  # ranks that train in step make the first plan together
 
     def manage(self, model: nn.Module) -> nn.Module:
@@ -32,34 +33,26 @@ class Settings:
         if is_managed(model):  # by the user, or by an earlier run of the same trainer
             return model
         planner = FirstTogether(self.options) if self.share else None
-        return manage_plan(
-            self.options, None, model, (), {}, True, self.on_miss, self.max_plans, planner
-        )
+        return manage_plan(self.options, None, model, inplace=True, planner=planner)
 
 
 def settings_of(
     given: Mapping[str, Any], who: str, *, share: bool = False, **defaults: Any
 ) -> Settings:
-    """Options as `rekindle.rematerialize` takes them; unknown names are refused, not ignored."""
-    named = {**defaults, **given}
-    on_miss = named.pop("on_miss", "replan")
-    max_plans = named.pop("max_plans", MAX_PLANS)
-    return Settings(options_of(named, who, "on_miss", "max_plans"), on_miss, max_plans, share)
+    """Options as `rekindle.rematerialize` takes them, but that further kinds of call are planned,
+    since trainers bring them; unknown names are refused, not ignored."""
+    return Settings(options_of({"on_miss": "replan", **defaults, **given}, who), share)
 
 
-def options_of(named: Mapping[str, Any], who: str, *others: str) -> Options:
+def options_of(named: Mapping[str, Any], who: str) -> Options:
     # A loss taken into the call would change what the call returns: not inside somebody's loop.
     known = [f.name for f in dataclasses.fields(Options) if f.name != "loss_fn"]
     unknown = [name for name in named if name not in known]
     if unknown:
-        raise BadOption(
-            f"{who} has no option {unknown[0]!r}; it knows {', '.join([*known, *others])}"
-        )
+        raise BadOption(f"{who} has no option {unknown[0]!r}; it knows {', '.join(known)}")
     if not any(named.get(name) is not None for name in ("budget", "device_budget", "schedule")):
         raise BadOption(f"{who} needs a budget, such as budget='8GiB' or budget=0.5")
-    options = Options(**named)
-    _ = options.wishes  # refused now, not at the first call
-    return options
+    return Options(**named)
 
 
 def tell_if_idle(model: nn.Module, who: str) -> bool:

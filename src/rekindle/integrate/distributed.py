@@ -28,9 +28,10 @@ from torch import nn
 
 from rekindle.core import is_fraction, parse_budget
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
-from rekindle.pipeline import MAX_PLANS, Options, Plan, device_budget, make_plan, manage_plan
-from rekindle.plans.plan_files import plan_record, stored_plan
-from rekindle.runtime.managed_module import OnMiss
+from rekindle.pipeline import device_budget
+from rekindle.plan_object import Plan, make_plan, manage_plan
+from rekindle.plans.options import Options
+from rekindle.plans.plan_files import plan_from_json, plan_to_json
 
 
 def rematerialize(
@@ -40,8 +41,6 @@ def rematerialize(
     *,
     group: Any = None,
     inplace: bool = False,
-    on_miss: OnMiss = "eager",
-    max_plans: int = MAX_PLANS,
     **options: Any,
 ) -> nn.Module:
     """`rekindle.rematerialize` on every rank of the group, with one plan for all."""
@@ -49,7 +48,7 @@ def rematerialize(
     ranks = dist.get_world_size(group) if several_ranks() else 1
     given = Options(**{"ranks": ranks, **options})
     plan = shared_plan(given, model, args, kwargs, group=group)
-    return manage_plan(plan.options, plan, model, args, kwargs, inplace, on_miss, max_plans)
+    return manage_plan(plan.options, plan, model, args, kwargs, inplace=inplace)
 
 
 def several_ranks() -> bool:
@@ -114,7 +113,7 @@ def _shared_plan(
     if first:
         try:
             plan = make_plan(options, model, args, kwargs)
-            box[0] = {"plan": json.dumps(plan_record(plan))}
+            box[0] = {"plan": json.dumps(plan_to_json(plan.record))}
         except Exception as error:
             box[0] = {"error": _Told.of(error)}
             with contextlib.suppress(Exception):
@@ -127,9 +126,11 @@ def _shared_plan(
     def applied() -> Plan:
         if plan is not None:
             return plan
-        stored = stored_plan(json.loads(box[0]["plan"]), "the plan of rank 0")
-        mine = stored.plan_for(model, args, kwargs, loss_fn=options.loss_fn)
-        return dataclasses.replace(mine, options=options)
+        record = plan_from_json(json.loads(box[0]["plan"]), "the plan of rank 0")
+        mine = Plan(record).plan_for(model, args, kwargs, loss_fn=options.loss_fn)
+        assert mine.captured is not None
+        captured = dataclasses.replace(mine.captured, options=options)
+        return dataclasses.replace(mine, captured=captured)
 
     if not alone_if_unlike:
         return _own(applied, group)

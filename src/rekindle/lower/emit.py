@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.capture import op_effects
+from rekindle.capture.node_facts import NO_STORAGE, facts, source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.fused_steps import joined_steps
 from rekindle.lower.graph_writer import GraphWriter, Tensors
@@ -125,7 +126,7 @@ def _cuts(leaves: Mapping[fx.Node, int], begin: int, max_stretches: int) -> list
     shares of their bytes, none below a share that is worth the call."""
     sizes: dict[int, int] = {}
     for leaf, step in leaves.items():
-        sizes[step] = sizes.get(step, 0) + leaf.meta["storage_bytes"]
+        sizes[step] = sizes.get(step, 0) + facts(leaf).storage_bytes
     if not sizes:
         return [begin]
     share = max(*sizes.values(), sum(sizes.values()) // max_stretches, _SHARE_BYTES)
@@ -169,9 +170,9 @@ class Emitter:
         self.buffers: dict[int, Tensors] = {}  # copy -> its tensors in the graph being written
         self.random: dict[fx.Node, fx.Node] = {}  # random op -> the state before its first run
         self.tangents = {
-            n.meta["source"].index: n
+            source_of(n).index: n
             for n in program.joint.nodes
-            if n.op == "placeholder" and n.meta["source"].kind == "tangent"
+            if n.op == "placeholder" and source_of(n).kind == "tangent"
         }
         self._gradient_of = dict(program.joint.gradients)
         self.leaves: dict[fx.Node, int] = {}  # see `_find_leaves`
@@ -186,7 +187,7 @@ class Emitter:
         `_handed_out`: copy -> the last such step of the gradients that it is."""
         lives = self.lives
         for leaf, gradient in self.program.joint.gradients:
-            copy = lives.results.get(gradient.meta["storage"])
+            copy = lives.results.get(facts(gradient).storage)
             step = lives.loss_step if copy is None else lives.copies[copy].last_read
             self.leaves[leaf] = max(step, lives.loss_step + 1)
             if copy is not None:
@@ -206,11 +207,11 @@ class Emitter:
             elif item.copy is None:
                 self.random[item.node] = self.writer.placeholder(name)
             else:
-                node = self.writer.placeholder(name, item.node.meta["val"])
+                node = self.writer.placeholder(name, facts(item.node).value)
                 self.buffers.setdefault(item.copy, Tensors()).roots[item.node] = node
         for position, index in enumerate(tangents, len(carried)):
             root = self.tangents[index]
-            node = self.writer.placeholder(f"carried_{position}", root.meta["val"])
+            node = self.writer.placeholder(f"carried_{position}", facts(root).value)
             self.buffers[self._tangent_copy(root)] = Tensors({root: node})
 
     def end(
@@ -256,24 +257,24 @@ class Emitter:
                 self._saved_at.setdefault(item.copy, []).append(position)
 
     def tangents_read(self) -> list[int]:
-        storages = {g.meta["storage"] for _, g in self.program.joint.gradients}
+        storages = {facts(g).storage for _, g in self.program.joint.gradients}
         found = []
         for index, root in self.tangents.items():
             read = self.lives.copies[self._tangent_copy(root)].last_read > self.lives.loss_step
-            if read or root.meta["storage"] in storages:
+            if read or facts(root).storage in storages:
                 found.append(index)
         return found
 
     def _tangent_copy(self, root: fx.Node) -> int:
         loss_step = self.lives.loss_step
         op = self.program.ops[self.steps[loss_step]]
-        return self.lives.makes[loss_step][op.makes[root.meta["storage"]]]
+        return self.lives.makes[loss_step][op.makes[facts(root).storage]]
 
     # ---- what leaves
 
     def output(self, node: fx.Node) -> fx.Node | None:
         """An output of the model; None where the graph does not make it."""
-        storage = node.meta["storage"]
+        storage = facts(node).storage
         for v in self.program.given:
             if self.program.values[v].storage == storage:
                 copy = self.lives.given.get(v, self.lives.final.get(v))
@@ -283,7 +284,7 @@ class Emitter:
 
     def gradient(self, leaf: fx.Node) -> fx.Node:
         node = self._gradient_of[leaf]
-        copy = self.lives.results.get(node.meta["storage"])
+        copy = self.lives.results.get(facts(node).storage)
         if copy is None:
             return self.writer.resident(node)
         return self.writer.view(node, self.buffers[copy])
@@ -347,8 +348,8 @@ class Emitter:
             self._note_written(reads[first.instead.source])
             args.append(self._tensor(first.instead.out))
         made = self.writer.call(sum_and_norm, tuple(args), {})
-        tensor = self.writer.call(operator.getitem, (made, 0), {}, total.meta["val"])
-        self._place[total.meta["storage"]] = Tensors({total: tensor})
+        tensor = self.writer.call(operator.getitem, (made, 0), {}, facts(total).value)
+        self._place[facts(total).storage] = Tensors({total: tensor})
         self._take_parts(norm, made, 1, second, t + 1)
         self._settle(t)
         self._settle(t + 1)
@@ -360,8 +361,8 @@ class Emitter:
         args: tuple[Any, ...] = fx.node.map_arg(instead.args, self._tensor)
         kwargs = {**fx.node.map_arg(node.kwargs, self._tensor)}
         kwargs[instead.out_name] = self._tensor(instead.out)
-        out = self.writer.call(instead.call, args, kwargs, node.meta["val"])
-        self._place[node.meta["storage"]] = Tensors({node: out})
+        out = self.writer.call(instead.call, args, kwargs, facts(node).value)
+        self._place[facts(node).storage] = Tensors({node: out})
 
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
         given = list(node.args)
@@ -377,26 +378,27 @@ class Emitter:
                 self.random[node] = self.writer.call(rng_state, (device,), {})
             else:
                 target, args = replay, (node.target, device, self.random[node], *args)
-        out = self.writer.call(target, args, kwargs, node.meta.get("val"))
-        if "storage" in node.meta:
-            if node.meta["storage"] in op.makes:
-                self._place.setdefault(node.meta["storage"], Tensors()).roots[node] = out
+        known = facts(node)
+        out = self.writer.call(target, args, kwargs, known.value)
+        if known.storage != NO_STORAGE:
+            if known.storage in op.makes:
+                self._place.setdefault(known.storage, Tensors()).roots[node] = out
             return
         self._take_parts(node, out, 0, op, t)
 
     def _take_parts(self, node: fx.Node, made: fx.Node, offset: int, op: ProgramOp, t: int) -> None:
         """The outputs of an op that has several, which begin there in what was made."""
         for user in node.users:
-            if user.target is operator.getitem and user.meta.get("storage") in op.makes:
-                tensors = self._place.setdefault(user.meta["storage"], Tensors())
+            if user.target is operator.getitem and facts(user).storage in op.makes:
+                tensors = self._place.setdefault(facts(user).storage, Tensors())
                 if self._is_read(user, op, t):
                     part = (made, offset + user.args[1])
                     tensors.roots[user] = self.writer.call(
-                        operator.getitem, part, {}, user.meta["val"]
+                        operator.getitem, part, {}, facts(user).value
                     )
 
     def _is_read(self, part: fx.Node, op: ProgramOp, t: int) -> bool:
-        copy = self.lives.makes[t][op.makes[part.meta["storage"]]]
+        copy = self.lives.makes[t][op.makes[facts(part).storage]]
         return not self.lives.dies(copy, t) or len(op.nodes) > 1
 
     def _tensor(self, node: fx.Node) -> fx.Node:
@@ -406,6 +408,6 @@ class Emitter:
 
 
 def _device(node: fx.Node) -> torch.device:
-    val = node.meta["val"]
+    val = facts(node).value
     first = next(v for v in (val if isinstance(val, (list, tuple)) else (val,)) if v is not None)
     return torch.device(first.device)

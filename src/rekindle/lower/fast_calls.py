@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts
 from rekindle.torch_compat import (
     TorchDispatchMode,
     add_call,
@@ -25,7 +26,7 @@ _forms: dict[Any, str] = {}  # kind of call -> "method", "function", "nn" or "ba
 
 
 def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-    """Adds the call to the graph; the `meta["like"]` of its tensor arguments tells their kind."""
+    """Adds the call to the graph; the facts of its tensor arguments tell their kind."""
     if not is_overload(target) or target.namespace != "aten":
         return add_call(graph, "call_function", target, args, kwargs)
     name = target._schema.name.split("::")[1]
@@ -56,7 +57,7 @@ def _form(target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _kind(arg: Any, found: list[Any]) -> Any:
     if isinstance(arg, fx.Node):
-        like = arg.meta.get("like")
+        like = facts(arg).value
         found.append(like)
         return None if like is None else (like.dtype, like.dim() == 0)
     if isinstance(arg, (list, tuple)):
@@ -70,7 +71,7 @@ def _try_forms(target: Any, name: str, call: Any) -> str:
     def as_meta(leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
             return leaf
-        like = leaf.meta["like"]
+        like = facts(leaf).value
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
 
     args, kwargs = fx.node.map_aggregate(call, as_meta)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rekindle.capture.node_facts import facts
 from rekindle.core import Problem, Schedule, simulate
 from rekindle.lower.lifetimes import Lifetimes
 from rekindle.program.program import Program, ProgramOp
@@ -44,11 +45,11 @@ def _is_pair(program: Program, steps: Sequence[int], lives: Lifetimes, t: int) -
     if len(first.nodes) != 1 or len(second.nodes) != 1:
         return False
     total, norm = first.nodes[0], second.nodes[0]
-    if "with_sum" not in norm.meta or norm.args[0] is not total:
+    if not facts(norm).with_sum or norm.args[0] is not total:
         return False
     if total.target is not aten.add.Tensor or first.writes or second.writes:
         return False
-    made = first.makes[total.meta["storage"]]
+    made = first.makes[facts(total).storage]
     return second.instead is None and lives.reads[t + 1].get(made) == lives.makes[t][made]
 
 

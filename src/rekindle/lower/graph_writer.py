@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import NO_STORAGE, NodeFacts, facts, set_facts
 from rekindle.lower import fast_calls
 from rekindle.lower.codegen import compile_boxed
 from rekindle.lower.runtime_ops import clone_storage
@@ -50,7 +51,7 @@ class GraphWriter:
 
     def placeholder(self, name: str, like: Any = None) -> fx.Node:
         node = self.graph.placeholder(name)
-        node.meta["like"] = like
+        set_facts(node, NodeFacts(like))
         return node
 
     def call(
@@ -58,20 +59,20 @@ class GraphWriter:
     ) -> fx.Node:
         node = fast_calls.call(self.graph, target, args, kwargs)
         self._first_call = self._first_call or node
-        node.meta["like"] = like if isinstance(like, torch.Tensor) else None
+        set_facts(node, NodeFacts(like if isinstance(like, torch.Tensor) else None))
         return node
 
     def copied(self, tensors: Tensors) -> Tensors:
         """The same on a copy of the storage."""
         [(root, tensor)] = tensors.roots.items()
-        return Tensors({root: self.call(clone_storage, (tensor,), {}, root.meta["val"])})
+        return Tensors({root: self.call(clone_storage, (tensor,), {}, facts(root).value)})
 
     # ---- recorded tensors
 
     def storage(self, node: fx.Node) -> int:
-        while "storage" not in node.meta:
+        while (storage := facts(node).storage) == NO_STORAGE:
             node = self.program.base[node]
-        return int(node.meta["storage"])
+        return storage
 
     def resident(self, node: fx.Node) -> fx.Node:
         """A tensor over what is there all the time: an argument, parameter, buffer or constant."""
@@ -82,10 +83,10 @@ class GraphWriter:
         if base not in inputs:
             assert base.op == "placeholder", f"{base} is read before it is made"
             if self._first_call is None:
-                inputs[base] = self.placeholder(base.name, base.meta["val"])
+                inputs[base] = self.placeholder(base.name, facts(base).value)
             else:
                 with self.graph.inserting_before(self._first_call):
-                    inputs[base] = self.placeholder(base.name, base.meta["val"])
+                    inputs[base] = self.placeholder(base.name, facts(base).value)
         return self.view(node, self._residents)
 
     def view(self, node: fx.Node, tensors: Tensors) -> fx.Node:
@@ -105,7 +106,7 @@ class GraphWriter:
             args: Any = (self.view(source, tensors), *node.args[1:])
         else:
             args = fx.node.map_arg(node.args, lambda a: self.view(a, tensors))
-        out = self.call(node.target, args, dict(node.kwargs), node.meta.get("val"))
+        out = self.call(node.target, args, dict(node.kwargs), facts(node).value)
         views[node] = out
         return out
 
@@ -116,9 +117,9 @@ class GraphWriter:
         source = self.program.base.get(node)
         while source is not None and source not in roots and source.target in _RESHAPES:
             source = self.program.base.get(source)
-        if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
+        if source is None or not isinstance(facts(source).value, torch.Tensor):
             return None
-        like, wanted = source.meta["val"], node.meta["val"]
+        like, wanted = facts(source).value, facts(node).value
         trial = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         try:
             fits = trial.view(wanted.shape).stride() == wanted.stride()
@@ -129,7 +130,7 @@ class GraphWriter:
 
 def _same_view(node: fx.Node, other: fx.Node) -> bool:
     """Two nodes that show the same elements in the same way."""
-    a, b = node.meta.get("val"), other.meta.get("val")
+    a, b = facts(node).value, facts(other).value
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return bool(

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from rekindle.capture import JointGraph, op_effects
+from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Scalar
 from rekindle.capture.subgraph import slice_of
 from rekindle.errors import CaptureError
@@ -24,7 +25,7 @@ class Guards:
 
     def __init__(self, joint: JointGraph) -> None:
         self.scalars = [s for s in joint.scalars if _kinds(joint, s) - {"constant"}]
-        self.placeholders: list[fx.Node] = []
+        self.sources: list[Source] = []  # of what the questions are about
         self.run: Any = None
         if self.scalars:
             self._compile(joint)
@@ -32,15 +33,15 @@ class Guards:
     def _compile(self, joint: JointGraph) -> None:
         wanted = [n for s in self.scalars for n in _nodes(s)]
         needed = slice_of(joint.session.recorder.graph, wanted)
-        written = {n.meta["storage"] for node in needed for n in node.meta.get("writes", ())}
+        written = {facts(n).storage for node in needed for n in facts(node).writes}
         graph = fx.Graph()
         made: dict[fx.Node, fx.Node] = {}
         for node in needed:
             if node.op == "placeholder":
-                self.placeholders.append(node)
+                self.sources.append(source_of(node))
                 made[node] = graph.placeholder(node.name)
-        for node in self.placeholders:
-            if node.meta["storage"] in written:
+        for node in tuple(made):
+            if facts(node).storage in written:
                 made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
         asked = {id(s): s.num_before for s in self.scalars}
         position = {n: i for i, n in enumerate(joint.session.recorder.graph.nodes)}
@@ -64,7 +65,7 @@ class Guards:
         return graph.call_function(question.target, args)
 
     def broken(self, residents: Sequence[torch.Tensor]) -> str | None:
-        """None, or which answer differs; `residents` as `placeholders` counts them."""
+        """None, or which answer differs; `residents` as `sources` counts them."""
         with eager_kernels():
             answers = self.run(list(residents))
         for question, answer in zip(self.scalars, answers, strict=True):
@@ -90,4 +91,4 @@ def _kinds(joint: JointGraph, scalar: Scalar) -> set[str]:
             f"a branch of the model depends on a random number at {scalar.where}; draw it outside "
             "and pass it as an argument, or manage the submodules around it one by one"
         )
-    return {n.meta["source"].kind for n in needed if n.op == "placeholder"}
+    return {source_of(n).kind for n in needed if n.op == "placeholder"}

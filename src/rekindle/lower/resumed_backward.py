@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from rekindle.capture import op_effects
+from rekindle.capture.node_facts import facts
 from rekindle.lower.emit import Carried, Emitter, Saved, Stretch
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.program.program import Program
@@ -22,7 +23,7 @@ def emit_resumed(
     the list does not suffice."""
     value_of = {(v.storage, v.state): i for i, v in enumerate(program.values) if not v.resident}
     values = [
-        None if entry.state < 0 else value_of.get((entry.node.meta["storage"], entry.state))
+        None if entry.state < 0 else value_of.get((facts(entry.node).storage, entry.state))
         for entry in saved
     ]
     there = [v for v in values if v is not None]

@@ -1,52 +1,47 @@
-"""From a plan, made just now or read from a file, to the account that all reports print."""
+"""From a plan's record to the account that all reports print.
+
+What only the captured model can tell (the predicted step, advice, what it was made for in full) is
+handed in as plain facts by `Plan.account`.
+"""
 
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rekindle.core import Problem, Schedule, Status, keep_all, simulate
-from rekindle.report import Account, CurvePoint, Facts, Step, account, format
+from rekindle.core import Problem, Schedule, Status, keep_all
+from rekindle.plans.plan_record import PlanRecord
+from rekindle.report import Account, CurvePoint, Facts, Step, account
 from rekindle.solve.baselines import segmentations
 from rekindle.solve.lower_bound import cost_bound
 from rekindle.solve.pareto import Point, envelope, pareto, point_of
-
-if TYPE_CHECKING:  # torch takes seconds to import, and an account needs none
-    from rekindle.pipeline import Plan
-    from rekindle.plans.plan_files import StoredPlan
-    from rekindle.predict import StepMeasurement
-    from rekindle.verification import Verdict
 
 CURVE_LIMIT_S = 20.0
 BOUND_LIMIT_S = 2.0
 SEGMENTS_LIMIT_S = 2.0
 
 
-def account_of(plan: "Plan | StoredPlan", *, commands: Sequence[str] = ()) -> Account:
-    """What a plan does and is known by."""
-    from rekindle.pipeline import Plan
-
-    bound: int | None = getattr(plan, "bound", None)
+def account_of(
+    plan: PlanRecord,
+    *,
+    commands: Sequence[str] = (),
+    made_for: tuple[tuple[str, str], ...] | None = None,
+    predicted: Step | None = None,
+    advice: str = "",
+) -> Account:
+    """What a plan does and is known by; `made_for`, where it is not given, is what a file says."""
     facts = Facts(
         budget=plan.budget_bytes,
-        bound=bound,
-        optimal=getattr(plan, "status", None) is Status.OPTIMAL,
+        bound=plan.bound,
+        optimal=plan.status is Status.OPTIMAL,
         solver=plan.solver,
+        made_for=_made_for(plan) if made_for is None else made_for,
+        predicted=predicted,
         commands=tuple(commands),
+        advice=advice,
     )
-    if isinstance(plan, Plan):
-        predicted = plan.predict()
-        facts = replace(
-            facts,
-            predicted=Step(predicted.peak_bytes, predicted.step_ns),
-            made_for=_made_for(plan),
-            commands=facts.commands or (_call(plan),),
-            advice=_advice(plan),
-        )
-    else:
-        facts = replace(facts, made_for=_stored_for(plan))
     return with_bound(account(plan.problem, plan.schedule, facts))
 
 
@@ -94,48 +89,40 @@ def _in_segments(problem: Problem) -> tuple[Point, ...]:
     return envelope(tried)[:-1]  # the last is keep-all, which is no news
 
 
-def with_measured(found: Account, measured: "StepMeasurement") -> Account:
-    step = Step(measured.peak_bytes, measured.step_ns)
-    return replace(found, facts=replace(found.facts, measured=step))
+def with_step(
+    found: Account, *, measured: Step | None = None, predicted: Step | None = None
+) -> Account:
+    """With a step as it was measured or predicted; what is not given stays as it was."""
+    facts = found.facts
+    return replace(
+        found,
+        facts=replace(
+            facts, measured=measured or facts.measured, predicted=predicted or facts.predicted
+        ),
+    )
 
 
-def with_verdict(found: Account, verdict: "Verdict") -> Account:
-    """With what `verify` found: equal or not, predicted and measured."""
-    if verdict.measured is not None:
-        found = with_measured(found, verdict.measured)
-    if verdict.predicted is not None:
-        step = Step(verdict.predicted.peak_bytes, verdict.predicted.step_ns)
-        found = replace(found, facts=replace(found.facts, predicted=step))
-    text = str(verdict).partition("\npeak predicted")[0]
-    sentence = f"Compared with the original model: {' '.join(text.split())}."
-    return replace(found, facts=replace(found.facts, verified=sentence, equal=verdict.equal))
+def with_comparison(found: Account, comparison: str, *, equal: bool) -> Account:
+    """With what `verify` said of the managed model beside the original."""
+    sentence = f"Compared with the original model: {' '.join(comparison.split())}."
+    return replace(found, facts=replace(found.facts, verified=sentence, equal=equal))
 
 
-def explain_plan(plan: "Plan | StoredPlan", module: str | None = None) -> str:
-    """What the plan saves and computes again, by module and why; or one module in a sentence."""
-    from rekindle.report import explain, explain_module
-
-    found = account_of(plan)
-    return explain(found) if module is None else explain_module(found, module)
-
-
-def report_plan(
-    plan: "Plan | StoredPlan",
-    path: Any,
-    measured: "StepMeasurement | None" = None,
-    time_limit_s: float = CURVE_LIMIT_S,
-) -> Path:
+def write_report(found: Account, path: Any, time_limit_s: float = CURVE_LIMIT_S) -> Path:
     """Writes the page, with a trade-off curve searched for `time_limit_s` (0: none)."""
+    # The page's template takes a while to load, and most who ask for an account write none.
     from rekindle.report.html import write_page
 
-    found = account_of(plan)
-    if measured is not None:
-        found = with_measured(found, measured)
     if time_limit_s > 0:
-        found = with_curve(found, pareto(plan.problem, num_points=9, time_limit_s=time_limit_s))
+        found = with_curve(found, pareto(found.problem, num_points=9, time_limit_s=time_limit_s))
     return write_page(found, path)
 
 
+<<<<<<< HEAD
+def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
+    """What a plan file says of its making."""
+    made, options = plan.provenance, plan.options
+=======
 HOST_IS_SLOW = 1.1  # times the device's time
 LOSS_MAKES = 2  # times the outputs, beside their gradients: cross-entropy, of what is common
 
@@ -147,7 +134,7 @@ def _advice(plan: "Plan") -> str:
 def _loss_outside(plan: "Plan") -> str:
     """That the caller's loss, which no plan counts, may need more than there is."""
     problem, loss = plan.problem, plan.problem.loss_op
-    outputs = [plan.joint.outputs[t.output].meta["val"] for t in plan.joint.tangents]
+    outputs = plan.joint.differentiated
     makes = LOSS_MAKES * sum(o.numel() * o.element_size() for o in outputs if o.dim())
     if loss is None or not makes:
         return ""
@@ -194,30 +181,17 @@ def _made_for(plan: "Plan") -> tuple[tuple[str, str], ...]:
 
 def _stored_for(plan: "StoredPlan") -> tuple[tuple[str, str], ...]:
     """What a plan file says of its making; files of other releases may say less."""
+>>>>>>> rewrite
     said = (
-        ("rekindle", "rekindle"),
-        ("torch", "torch"),
-        ("device", "device"),
-        ("costs of", "costs_device"),
-        ("seed", "seed"),
-        ("saved by request", "save"),
-        ("recomputed by request", "recompute"),
+        ("rekindle", made.rekindle),
+        ("torch", made.torch),
+        ("device", made.device),
+        ("costs of", made.costs_device),
+        ("seed", str(options.seed)),
+        ("saved by request", ", ".join(options.save)),
+        ("recomputed by request", ", ".join(options.recompute)),
     )
-    found = []
-    for name, field in said:
-        value = getattr(plan, field, None)
-        if value not in (None, "", ()):
-            found.append((name, ", ".join(value) if isinstance(value, tuple) else str(value)))
-    return tuple(found)
-
-
-def _call(plan: "Plan") -> str:
-    options = plan.options
-    solver = options.solver if isinstance(options.solver, str) else options.solver.name
-    return (
-        f"rekindle.plan(model, args, kwargs, budget={plan.budget_bytes}, solver={solver!r}, "
-        f"time_limit_s={options.time_limit_s:g}, seed={options.seed}, profile={options.profile!r})"
-    )
+    return tuple((name, text) for name, text in said if text)
 
 
 def command(arguments: Sequence[str]) -> str:

@@ -1,25 +1,15 @@
-"""A plan as a file: the problem, the schedule, and what they were made for.
+"""A plan's record as a file: the problem, the schedule, and what they were made for.
 
-JSON, never a pickle: a plan file runs no code. It is applied only to a model whose graph, captured
-anew, is the one it was made for, with the same torch release and kind of device; where its costs
-were measured, on the same device. A stale plan is refused with the reason, or made anew on request.
+JSON, never a pickle: a plan file runs no code. A file that contradicts itself is refused when it is
+read; one made for another model, torch or device is refused when it is applied (`Plan.apply`).
 """
 
-import hashlib
-import json
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from torch import nn
-
-from rekindle.core import Problem, Schedule, Status, keep_all, simulate
+from rekindle.core import Status
 from rekindle.core.files import (
-    own_version,
     problem_from_record,
     problem_record,
     read_json,
@@ -27,13 +17,9 @@ from rekindle.core.files import (
     schedule_record,
     write_json,
 )
-from rekindle.errors import FileError, PlanMismatch, brief
-from rekindle.pipeline import Options, Plan, make_plan, manage_plan
-from rekindle.plans.plan_account import CURVE_LIMIT_S, explain_plan, report_plan
-from rekindle.predict import StepMeasurement
-from rekindle.profile import Source, device_name
-from rekindle.program import Program
-from rekindle.runtime.managed_module import OnMiss
+from rekindle.errors import FileError, brief
+from rekindle.plans.options import Options
+from rekindle.plans.plan_record import KEPT_OPTIONS, PlanRecord, Provenance, Source
 
 FORMAT = "rekindle.plan"
 VERSION = 1
@@ -54,286 +40,109 @@ _KEYS = {
     "problem": dict,
     "schedule": dict,
 }
-log = logging.getLogger("rekindle")
+# Beside the record's own, of `KEPT_OPTIONS`: the seed stands with the schedule.
+_OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """A plan read from a file: all its numbers, and `apply`."""
-
-    problem: Problem
-    schedule: Schedule
-    solver: str
-    seed: int
-    status: Status
-    bound: int | None
-    torch: str
-    rekindle: str
-    device: str
-    graph: str
-    costs_device: str  # whose costs these are, by name
-    costs: tuple[tuple[str, int], ...]  # how many ops were measured, cached, estimated
-    hold_outputs: bool
-    cuda_graph: bool
-    fuse: bool
-    budget_bytes: int | None
-    save: tuple[str, ...]
-    recompute: tuple[str, ...]
-
-    @property
-    def measured(self) -> bool:
-        """Whether the costs are those of a real device."""
-        return any(name != Source.ESTIMATED.value and count for name, count in self.costs)
-
-    @property
-    def peak_bytes(self) -> int:
-        return simulate(self.problem, self.schedule).peak
-
-    @property
-    def cost_ns(self) -> int:
-        return simulate(self.problem, self.schedule).cost
-
-    @property
-    def keep_all_peak_bytes(self) -> int:
-        return simulate(self.problem, keep_all(self.problem)).peak
-
-    @property
-    def keep_all_cost_ns(self) -> int:
-        return simulate(self.problem, keep_all(self.problem)).cost
-
-    @property
-    def overhead(self) -> float:
-        base = self.keep_all_cost_ns
-        return self.cost_ns / base - 1 if base else 0.0
-
-    def explain(self, module: str | None = None) -> str:
-        """As `Plan.explain`."""
-        return explain_plan(self, module)
-
-    def report(
-        self,
-        path: str | os.PathLike[str] = "report.html",
-        *,
-        measured: StepMeasurement | None = None,
-        time_limit_s: float = CURVE_LIMIT_S,
-    ) -> Path:
-        """As `Plan.report`."""
-        return report_plan(self, path, measured, time_limit_s)
-
-    def apply(
-        self,
-        model: nn.Module,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        inplace: bool = False,
-        on_miss: OnMiss = "eager",
-        on_stale: Literal["raise", "replan"] = "raise",
-        loss_fn: Callable[..., Any] | None = None,
-    ) -> nn.Module:
-        """The managed model; refused where the plan was made for another graph, torch or device, or
-        with `on_stale="replan"` made anew for the same budget and wishes."""
-        if on_stale not in ("raise", "replan"):
-            raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
-        args, kwargs = tuple(args), dict(kwargs or {})
-        options = Options(
-            budget=self.budget_bytes,
-            loss_fn=loss_fn,
-            hold_outputs=self.hold_outputs,
-            save=self.save,
-            recompute=self.recompute,
-            cuda_graph=self.cuda_graph,
-            fuse=self.fuse,
-        )
-        try:
-            plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
-        except PlanMismatch as error:
-            if on_stale == "raise" or self.budget_bytes is None:
-                raise
-            log.warning("the plan is stale, and is made anew: %s", error)
-            plan = make_plan(options, model, args, kwargs)
-        return manage_plan(options, plan, model, args, kwargs, inplace, on_miss)
-
-    def plan_for(
-        self,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        loss_fn: Callable[..., Any] | None = None,
-    ) -> Plan:
-        """The plan as it was made, with this model's graph; raises PlanMismatch."""
-        if self.torch != _release():
-            raise PlanMismatch(
-                f"the plan was made with torch {self.torch}, this is {_release()}; plan again"
-            )
-        where = {t.device.type for t in (*model.parameters(), *model.buffers())}
-        if where and self.device not in where:
-            raise PlanMismatch(
-                f"the plan was made for {self.device}, the model is on {', '.join(sorted(where))}; "
-                "plan again"
-            )
-        options = Options(
-            profile="estimate",
-            loss_fn=loss_fn,
-            schedule=self._checked,
-            hold_outputs=self.hold_outputs,
-            cuda_graph=self.cuda_graph,
-            fuse=self.fuse,
-        )
-        plan = make_plan(options, model, args, kwargs)
-        device = plan.joint.device
-        if device.type != self.device:
-            raise PlanMismatch(
-                f"the plan was made for {self.device}, the model is on {device}; plan again"
-            )
-        if self.measured and self.costs_device != device_name(device):
-            raise PlanMismatch(
-                f"the plan was measured on {self.costs_device}, this is {device_name(device)}: "
-                "its kernels may need other memory; plan again"
-            )
-        if graph_hash(plan.problem, plan.program) != self.graph:
-            raise PlanMismatch(
-                "the plan was made for a model of the same ops and other sizes: other widths, "
-                "input shapes or dtypes; plan again"
-            )
-        return replace(
-            plan,
-            problem=self.problem,
-            peak_bytes=self.peak_bytes,
-            cost_ns=self.cost_ns,
-            keep_all_peak_bytes=self.keep_all_peak_bytes,
-            keep_all_cost_ns=self.keep_all_cost_ns,
-            budget_bytes=self.budget_bytes,
-            solver=self.solver,
-            status=self.status,
-            bound=self.bound,
-        )
-
-    def _checked(self, problem: Problem) -> Schedule:
-        if _structure(problem) != _structure(self.problem):
-            raise PlanMismatch(
-                f"the plan was made for another graph ({len(self.problem.ops)} ops, this model's "
-                f"has {len(problem.ops)}): another model, input shape, dtype or mode; plan again"
-            )
-        return self.schedule
+def write_plan(path: str | os.PathLike[str], plan: PlanRecord) -> None:
+    write_json(path, plan_to_json(plan))
 
 
-def _structure(problem: Problem) -> list[Any]:
-    """What a problem is apart from its costs and the sizes of blocks, which vary by machine."""
-    record = [
-        [op.name, op.inputs, op.outputs, op.recomputable, op.inplace, op.phase]
-        for op in problem.ops
-    ]
-    return [record, problem.resident, problem.outputs, problem.held]
-
-
-def graph_hash(problem: Problem, program: Program) -> str:
-    """The structure and the bytes of each storage, before any rounding to blocks."""
-    text = json.dumps([_structure(problem), [v.size_bytes for v in program.values]])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    write_json(path, plan_record(plan))
-
-
-def plan_record(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON data."""
-    record: dict[str, Any] = {
+def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
+    """The record as JSON data, in the order in which a file has it."""
+    made = plan.provenance
+    data: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "rekindle": own_version(),
-        "torch": _release(),
-        "device": plan.joint.device.type,
-        "graph": graph_hash(plan.problem, plan.program),
-        "costs": {
-            "device": plan.profile.device,
-            **{source.value: count for source, count in plan.profile.num_by_source.items()},
-        },
-        "hold_outputs": plan.program.held == plan.program.given,
-        "cuda_graph": plan.options.cuda_graph,
-        "fuse": plan.options.fuse,
-        "save": list(plan.options.wishes.save),
-        "recompute": list(plan.options.wishes.recompute),
+        "rekindle": made.rekindle,
+        "torch": made.torch,
+        "device": made.device,
+        "graph": made.graph,
+        "costs": {"device": made.costs_device, **dict(made.costs)},
+        **{name: _plain(getattr(plan.options, name)) for name in _OPTIONS},
         "status": plan.status.name,
         "problem": problem_record(plan.problem),
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
     }
     if plan.bound is not None:
-        record["bound"] = plan.bound
+        data["bound"] = plan.bound
     if plan.budget_bytes is not None:
-        record["budget"] = plan.budget_bytes
-    return record
+        data["budget"] = plan.budget_bytes
+    return data
 
 
-def load_plan(path: str | os.PathLike[str]) -> StoredPlan:
-    return stored_plan(read_json(path), str(path))
+def _plain(option: Any) -> Any:
+    return list(option) if isinstance(option, tuple) else option
 
 
-def stored_plan(record: Any, path: str) -> StoredPlan:
-    """A checked plan from JSON data; raises FileError or InvalidSchedule with one sentence."""
-    if type(record) is not dict or record.get("format") != FORMAT:
-        raise FileError(f"{path} is not a plan file: expected format {FORMAT!r}")
-    if type(record.get("version")) is not int or record["version"] != VERSION:
-        raise FileError(
-            f"{path} has version {brief(record.get('version'))}; this release reads {VERSION}"
-        )
-    for key, kind in _KEYS.items():
-        if type(record.get(key)) is not kind:
-            raise FileError(f"{path}: {key!r} is missing or not a {kind.__name__}")
-    for key in ("budget", "bound"):
-        if record.get(key) is not None and type(record[key]) is not int:
-            raise FileError(f"{path}: {key!r} is not a whole number")
-    for key in ("save", "recompute"):
-        if any(type(pattern) is not str for pattern in record[key]):
-            raise FileError(f"{path}: {key!r} holds what is no pattern")
-    if record["status"] not in ("OPTIMAL", "FEASIBLE"):
-        raise FileError(f"{path}: a plan is OPTIMAL or FEASIBLE, not {record['status'][:40]!r}")
-    costs = _costs(record["costs"], path)
-    problem = problem_from_record(record["problem"], f"{path}: problem")
-    schedule = schedule_from_record(record["schedule"], problem, f"{path}: schedule")
-    trace = simulate(problem, schedule)  # refuses a schedule that cannot be executed
-    budget, bound = record.get("budget"), record.get("bound")
-    if budget is not None and trace.peak > budget:
-        raise FileError(
-            f"{path}: the schedule needs {trace.peak:,} bytes and the plan's budget is "
-            f"{brief(budget)}; plan again"
-        )
-    if bound is not None and not 0 <= bound <= trace.cost:
-        raise FileError(f"{path}: the bound is {brief(bound)}, and the schedule costs {trace.cost}")
-    return StoredPlan(
+def read_plan(path: str | os.PathLike[str]) -> PlanRecord:
+    return plan_from_json(read_json(path), str(path))
+
+
+def plan_from_json(data: Any, where: str) -> PlanRecord:
+    """A checked record from JSON data; raises FileError or InvalidSchedule with one sentence."""
+    _check_keys(data, where)
+    costs = _costs(data["costs"], where)
+    problem = problem_from_record(data["problem"], f"{where}: problem")
+    schedule = schedule_from_record(data["schedule"], problem, f"{where}: schedule")
+    options = {name: data[name] for name in _OPTIONS}
+    options |= {name: tuple(data[name]) for name in ("save", "recompute")}
+    plan = PlanRecord(  # refuses a schedule that cannot be executed
         problem=problem,
         schedule=schedule,
-        solver=str(record["schedule"].get("solver", "")),
-        seed=int(record["schedule"].get("seed", 0)),
-        status=Status[record["status"]],
-        bound=bound,
-        torch=record["torch"],
-        rekindle=record["rekindle"],
-        device=record["device"],
-        graph=record["graph"],
-        costs_device=record["costs"]["device"],
-        costs=costs,
-        hold_outputs=record["hold_outputs"],
-        cuda_graph=record["cuda_graph"],
-        fuse=record["fuse"],
-        budget_bytes=budget,
-        save=tuple(record["save"]),
-        recompute=tuple(record["recompute"]),
+        status=Status[data["status"]],
+        bound=data.get("bound"),
+        budget_bytes=data.get("budget"),
+        solver=str(data["schedule"].get("solver", "")),
+        options=Options(seed=int(data["schedule"].get("seed", 0)), **options),
+        provenance=Provenance(
+            torch=data["torch"],
+            rekindle=data["rekindle"],
+            device=data["device"],
+            graph=data["graph"],
+            costs_device=data["costs"]["device"],
+            costs=costs,
+        ),
     )
+    if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
+        raise FileError(
+            f"{where}: the schedule needs {plan.peak_bytes:,} bytes and the plan's budget is "
+            f"{brief(plan.budget_bytes)}; plan again"
+        )
+    if plan.bound is not None and not 0 <= plan.bound <= plan.cost_ns:
+        raise FileError(
+            f"{where}: the bound is {brief(plan.bound)}, and the schedule costs {plan.cost_ns}"
+        )
+    return plan
 
 
-def _costs(record: Mapping[str, Any], path: object) -> tuple[tuple[str, int], ...]:
-    """How often each source of costs occurs; the device beside them is a name."""
-    counts = {name: count for name, count in record.items() if name != "device"}
+def _check_keys(data: Any, where: str) -> None:
+    if type(data) is not dict or data.get("format") != FORMAT:
+        raise FileError(f"{where} is not a plan file: expected format {FORMAT!r}")
+    if type(data.get("version")) is not int or data["version"] != VERSION:
+        raise FileError(
+            f"{where} has version {brief(data.get('version'))}; this release reads {VERSION}"
+        )
+    for key, kind in _KEYS.items():
+        if type(data.get(key)) is not kind:
+            raise FileError(f"{where}: {key!r} is missing or not a {kind.__name__}")
+    for key in ("budget", "bound"):
+        if data.get(key) is not None and type(data[key]) is not int:
+            raise FileError(f"{where}: {key!r} is not a whole number")
+    for key in ("save", "recompute"):
+        if any(type(pattern) is not str or not pattern.strip() for pattern in data[key]):
+            raise FileError(f"{where}: {key!r} holds what is no pattern")
+    if data["status"] not in ("OPTIMAL", "FEASIBLE"):
+        raise FileError(f"{where}: a plan is OPTIMAL or FEASIBLE, not {data['status'][:40]!r}")
+
+
+def _costs(data: Mapping[str, Any], where: str) -> tuple[tuple[str, int], ...]:
+    """How often each source of costs occurs, in the file's order; the device beside them is a
+    name."""
+    counts = {name: count for name, count in data.items() if name != "device"}
     known = {source.value for source in Source}
-    if type(record.get("device")) is not str or not counts.keys() <= known:
-        raise FileError(f"{path}: 'costs' does not say whose costs these are")
+    if type(data.get("device")) is not str or not counts.keys() <= known:
+        raise FileError(f"{where}: 'costs' does not say whose costs these are")
     if any(type(count) is not int or count < 0 for count in counts.values()):
-        raise FileError(f"{path}: 'costs' counts ops in whole numbers")
-    return tuple(sorted(counts.items()))
-
-
-def _release() -> str:
-    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+        raise FileError(f"{where}: 'costs' counts ops in whole numbers")
+    return tuple(counts.items())

@@ -2,7 +2,6 @@
 stream's; and the same measured."""
 
 from rekindle.predict.device_budget import (
-    HEADROOM,
     DeviceBudget,
     Residents,
     device_budget,
@@ -12,7 +11,6 @@ from rekindle.predict.predictor import Predictor
 from rekindle.predict.step_measurement import Prediction, StepMeasurement, measure_step
 
 __all__ = [
-    "HEADROOM",
     "DeviceBudget",
     "Prediction",
     "Predictor",

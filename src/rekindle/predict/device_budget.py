@@ -18,9 +18,9 @@ from torch import nn
 
 from rekindle.core import parse_budget
 from rekindle.errors import BudgetInfeasible, InvalidBudget
+from rekindle.plans.options import DEFAULTS
 from rekindle.profile.block_sizes import blocks_of
 
-HEADROOM = 0.05
 _PROBE = (3, 5)
 
 
@@ -126,7 +126,7 @@ def device_budget(
     asked: int | float | str,
     device: torch.device | str,
     residents: Residents,
-    headroom: float | int | str = HEADROOM,
+    headroom: float | int | str = DEFAULTS.headroom,
     memory_bytes: int | None = None,
 ) -> DeviceBudget:
     """The step's budget from one for the whole device: bytes, "40GiB", a fraction, or "auto".

@@ -4,7 +4,8 @@ Measured on the device (`measure`), or estimated from a device description (`est
 disk between runs (`cache`).
 """
 
-from rekindle.profile.base import OpProfile, Profile, Source
+from rekindle.plans.plan_record import Source
+from rekindle.profile.base import OpProfile, Profile
 from rekindle.profile.block_sizes import blocks_of
 from rekindle.profile.cache import device_name
 from rekindle.profile.device import DeviceDescription, device_names, load_device

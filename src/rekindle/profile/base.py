@@ -9,15 +9,8 @@ is what the op adds to the device's queue, `host_ns` what the call costs the hos
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Source(StrEnum):
-    """How a number was obtained."""
-
-    MEASURED = "measured"  # run on the device just now
-    CACHED = "cached"  # measured earlier, in the same environment
-    ESTIMATED = "estimated"  # computed from a device description
+from rekindle.plans.plan_record import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from rekindle.core.files import cache_home
-from rekindle.profile.base import OpProfile, Source
+from rekindle.plans.plan_record import Source
+from rekindle.profile.base import OpProfile
 from rekindle.profile.block_sizes import expandable_segments
 
 FORMAT = "rekindle.profile"

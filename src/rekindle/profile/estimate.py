@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
-from rekindle.profile.base import OpProfile, Source
+from rekindle.plans.plan_record import Source
+from rekindle.profile.base import OpProfile
 from rekindle.profile.block_sizes import Blocks, CpuBlocks, CudaBlocks
 from rekindle.profile.device import DeviceDescription
 from rekindle.profile.op_signature import OpCall, TensorSpec, map_specs, packet_of

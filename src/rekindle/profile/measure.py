@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rekindle.profile.base import OpProfile, Source
+from rekindle.plans.plan_record import Source
+from rekindle.profile.base import OpProfile
 from rekindle.profile.block_sizes import Blocks, blocks_of
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 from rekindle.profile.estimate import output_blocks

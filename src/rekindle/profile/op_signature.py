@@ -1,6 +1,6 @@
 """What makes two ops cost the same: target, shapes, strides, dtypes, devices, storages, constants.
 
-`signature(node)` reads one fx node whose tensors carry `meta["val"]` and gives an `OpCall`: the
+`signature(node)` reads one fx node whose tensors are described and gives an `OpCall`: the
 call with every tensor replaced by a `TensorSpec`. Its `key` is canonical JSON, so it is the same in
 every process and can be a key on disk. Nothing else of the graph enters.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from rekindle.capture.node_facts import facts, has_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def signature(node: fx.Node) -> OpCall:
     args = tuple(_describe(a, storages) for a in node.args)
     kwargs = {k: _describe(v, storages) for k, v in sorted(node.kwargs.items())}
     num_inputs = len(storages)
-    outputs = tuple(_outputs(node.meta.get("val"), storages))
+    outputs = tuple(_outputs(facts(node).value, storages))
     name = target_name(node.target)
     record = [name, [_record(a) for a in args], {k: _record(v) for k, v in kwargs.items()}]
     key = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -119,7 +121,7 @@ class QuickKeys:
     the reverse need not hold."""
 
     def __init__(self) -> None:
-        self._facts: dict[fx.Node, Any] = {}
+        self._kinds: dict[fx.Node, Any] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def key(self, node: fx.Node) -> Hashable:
@@ -132,10 +134,11 @@ class QuickKeys:
 
     def _part(self, arg: Any, storages: dict[int, int]) -> Any:
         if isinstance(arg, fx.Node):
-            facts = self._facts.get(arg)
-            if facts is None:
-                facts = self._facts[arg] = self._read(arg.meta["val"]) if "val" in arg.meta else arg
-            return self._numbered(facts, storages)
+            kind = self._kinds.get(arg)
+            if kind is None:
+                kind = self._read(facts(arg).value) if has_facts(arg) else arg
+                self._kinds[arg] = kind
+            return self._numbered(kind, storages)
         if isinstance(arg, (list, tuple)):
             return tuple([self._part(a, storages) for a in arg])
         return (type(arg), arg)  # 1, 1.0 and True are equal to Python and not to an op
@@ -154,13 +157,13 @@ class QuickKeys:
             return tuple(self._read(v) for v in value)
         return (type(value), value)
 
-    def _numbered(self, facts: Any, storages: dict[int, int]) -> Any:
-        if isinstance(facts, list):
-            storage, number = facts
+    def _numbered(self, kind: Any, storages: dict[int, int]) -> Any:
+        if isinstance(kind, list):
+            storage, number = kind
             return (storages.setdefault(storage, len(storages)), number)
-        if isinstance(facts, tuple) and facts and isinstance(facts[0], (list, tuple)):
-            return tuple([self._numbered(f, storages) for f in facts])
-        return facts
+        if isinstance(kind, tuple) and kind and isinstance(kind[0], (list, tuple)):
+            return tuple([self._numbered(k, storages) for k in kind])
+        return kind
 
 
 def target_name(target: Any) -> str:
@@ -221,12 +224,12 @@ def spec_of(tensor: torch.Tensor, storages: dict[int, int]) -> TensorSpec:
 
 def _describe(arg: Any, storages: dict[int, int]) -> Any:
     if isinstance(arg, fx.Node):
-        if "val" not in arg.meta:  # a submodule or constant fetched by get_attr
+        if not has_facts(arg):  # a submodule or constant fetched by get_attr
             owner = arg.graph.owning_module
             if arg.op == "get_attr" and owner is not None:
                 return _describe(_fetch(owner, str(arg.target)), storages)
-            raise ValueError(f'node {arg.name} has no meta["val"]: capture it with fake tensors')
-        return _describe(arg.meta["val"], storages)
+            raise ValueError(f"nothing is known of node {arg.name}: capture it with fake tensors")
+        return _describe(facts(arg).value, storages)
     if isinstance(arg, torch.Tensor):
         return spec_of(arg, storages)
     if isinstance(arg, torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -1,4 +1,4 @@
-"""The stage itself: nodes of a graph, each with `meta["val"]` -> Profile.
+"""The stage itself: nodes of a graph, each described (`NodeFacts`) -> Profile.
 
 Distinct calls are found first; each is estimated, measured or taken from the disk cache once, for
 all nodes that make it. What cannot be measured falls back to the estimate, by name and with reason.
@@ -19,7 +19,8 @@ from typing import Literal
 import torch
 from torch import fx
 
-from rekindle.profile.base import OpProfile, Profile, Source
+from rekindle.plans.plan_record import Source
+from rekindle.profile.base import OpProfile, Profile
 from rekindle.profile.cache import ProfileCache, device_name, environment
 from rekindle.profile.device import DeviceDescription, load_device
 from rekindle.profile.estimate import estimate

@@ -2,6 +2,7 @@
 
 from torch import fx
 
+from rekindle.capture.node_facts import NO_STORAGE, facts
 from rekindle.profile import Profile
 from rekindle.program.program import Program
 
@@ -38,7 +39,12 @@ def value_bytes(program: Program, profile: Profile) -> dict[int, int]:
 
 def _made(node: fx.Node) -> list[tuple[int, int]]:
     """The storages that a call gives back, with their positions among its outputs."""
-    if "storage" in node.meta:
-        return [(node.meta["storage"], 0)]
-    parts = [user for user in node.users if "storage" in user.meta and len(user.args) == 2]
-    return [(u.meta["storage"], u.args[1]) for u in parts if isinstance(u.args[1], int)]
+    storage = facts(node).storage
+    if storage != NO_STORAGE:
+        return [(storage, 0)]
+    parts = [(facts(user).storage, user) for user in node.users if len(user.args) == 2]
+    return [
+        (storage, user.args[1])
+        for storage, user in parts
+        if storage != NO_STORAGE and isinstance(user.args[1], int)
+    ]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import NodeFacts, facts
 from rekindle.rewrite import cross_entropy
 
 aten = torch.ops.aten
@@ -70,29 +71,34 @@ class Over:
 def candidates(node: fx.Node) -> Iterable[Over]:
     """The arguments of this call that its result fits over, in the order of the arguments."""
     found = OVER.get(node.target) or getattr(node.target, "over", None)
-    if found is None or not isinstance(node.meta.get("val"), torch.Tensor):
+    if found is None:
         return
-    if node.target in _ROWS and not _along_rows(node, _ROWS[node.target]):
+    made = facts(node).value
+    if not isinstance(made, torch.Tensor):
+        return
+    if node.target in _ROWS and not _along_rows(made, node.args[_ROWS[node.target]]):
         return
     for argument in node.args:
-        if isinstance(argument, fx.Node) and _fits(argument, node):
+        if not isinstance(argument, fx.Node):
+            continue
+        known = facts(argument)
+        if _fits(known, node.target, made):
             others = [a for a in node.all_input_nodes if a is not argument]
-            if not any(a.meta["storage"] == argument.meta["storage"] for a in others):
+            if not any(facts(a).storage == known.storage for a in others):
                 yield Over(argument, *found)
 
 
-def _along_rows(node: fx.Node, position: int) -> bool:
-    out, dim = node.meta["val"], node.args[position]
+def _along_rows(out: torch.Tensor, dim: Any) -> bool:
     assert isinstance(dim, int)
     return bool(dim % max(out.dim(), 1) == out.dim() - 1 and out.is_contiguous())
 
 
-def _fits(argument: fx.Node, node: fx.Node) -> bool:
+def _fits(argument: NodeFacts, target: Any, out: torch.Tensor) -> bool:
     """The same elements in the same places, and both the whole of their storages."""
-    val, out, size = argument.meta.get("val"), node.meta["val"], argument.meta.get("storage_bytes")
+    val, size = argument.value, argument.storage_bytes
     return bool(
         isinstance(val, torch.Tensor)
-        and (size >= _SMALL or node.target is aten.add.Tensor)
+        and (size >= _SMALL or target is aten.add.Tensor)
         and val.shape == out.shape
         and val.stride() == out.stride()
         and val.dtype == out.dtype

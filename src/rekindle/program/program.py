@@ -20,6 +20,7 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.joint import JointGraph
+from rekindle.capture.node_facts import facts
 from rekindle.errors import NothingToPlan
 from rekindle.program import inplace
 from rekindle.program.storages import Phase, StorageOp, Storages
@@ -244,7 +245,7 @@ class _Analysis:
                     writes=frozenset(op.writes & op.reads.keys()),
                     recomputable=not (op.once or (op.random and self.random_once)),
                     instead=over.instead(i, op, reads, makes),
-                    grad_of=op_of_sequence.get(op.nodes[0].meta["seq_nr"])
+                    grad_of=op_of_sequence.get(facts(op.nodes[0]).sequence_nr)
                     if op.phase == "backward"
                     else None,
                 )
@@ -255,7 +256,7 @@ class _Analysis:
             outputs, held = given, []
         else:
             outputs = [state_ids[item] for item in storages.gradient_states().items()]
-            scalars = {n.meta["storage"] for n in self.joint.outputs if n.meta["val"].dim() == 0}
+            scalars = {facts(n).storage for n in self.joint.outputs if facts(n).value.dim() == 0}
             held = [v for v in given if self.hold_outputs or values[v].storage in scalars]
         return Program(
             joint=self.joint,
@@ -275,7 +276,7 @@ class _Analysis:
                 for node in op.nodes:
                     # Ops that autograd does not see take the number of the next one that it does:
                     # the first op of a number is the one whose gradient it is.
-                    found.setdefault(node.meta["seq_nr"], i)
+                    found.setdefault(facts(node).sequence_nr, i)
         return found
 
 
@@ -300,7 +301,7 @@ class _WriteOver:
             return None
         options = []
         for over in inplace.candidates(node):
-            storage = over.argument.meta["storage"]
+            storage = facts(over.argument).storage
             if storage in reads and storage not in self.foreign:
                 item = (storage, op.reads[storage])
                 dies = self.last_read.get(item) == i and item not in self.kept
@@ -308,7 +309,7 @@ class _WriteOver:
         if not options:
             return None
         _, over = min(options, key=lambda option: option[0])
-        source, target = reads[over.argument.meta["storage"]], makes[node.meta["storage"]]
+        source, target = reads[facts(over.argument).storage], makes[facts(node).storage]
         return InPlace(source, target, over.target, node.args, over.argument, over.out_name)
 
 
@@ -319,5 +320,5 @@ def _op_name(op: StorageOp, i: int) -> str:
         str(n.target) if is_overload(n.target) else getattr(n.target, "__name__", str(n.target))
         for n in op.nodes
     ]
-    module = op.nodes[0].meta["module"]
+    module = facts(op.nodes[0]).module
     return f"{'+'.join(names)}#{i}" + (f" {module}" if module else "")

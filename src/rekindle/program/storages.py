@@ -12,6 +12,7 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.joint import JointGraph
+from rekindle.capture.node_facts import NO_STORAGE, NodeFacts, facts, source_of
 from rekindle.errors import CaptureError
 
 _getitem = operator.getitem
@@ -57,30 +58,30 @@ class Storages:
         in_backward = False
         for node in self.joint.nodes:
             if node.op == "placeholder":
-                if node.meta["source"].kind == "tangent" and not in_backward:
+                if source_of(node).kind == "tangent" and not in_backward:
                     in_backward = True
                     self._loss()
                 self._placeholder(node)
-            elif "storage" in node.meta and node.target is _getitem:
-                self._part(node)
             elif node.target is not _getitem:
                 self._call(node)
+            elif (known := facts(node)).storage != NO_STORAGE:
+                self._part(node, known)
         if not in_backward:
             self.out_states = self._output_states()
 
-    def _new_storage(self, node: fx.Node) -> int:
-        storage = node.meta["storage"]
+    def _new_storage(self, node: fx.Node, known: NodeFacts) -> int:
+        storage = known.storage
         if storage not in self.sizes:
-            self.sizes[storage] = node.meta["storage_bytes"]
+            self.sizes[storage] = known.storage_bytes
             self.names[storage] = node.name
             self.roots[storage] = []
             self.state[storage] = 0
         self.roots[storage].append(node)
-        return int(storage)
+        return storage
 
     def _placeholder(self, node: fx.Node) -> None:
-        storage = self._new_storage(node)
-        source = node.meta["source"]
+        storage = self._new_storage(node, facts(node))
+        source = source_of(node)
         self.names[storage] = source.name
         if source.kind == "tangent":
             self.tangents.append(storage)
@@ -88,30 +89,31 @@ class Storages:
         else:
             self.resident.add(storage)
 
-    def _part(self, node: fx.Node) -> None:
+    def _part(self, node: fx.Node, known: NodeFacts) -> None:
         """One output of a call with several."""
         call = node.args[0]
         assert isinstance(call, fx.Node)
         if call in self.base:  # a view with several outputs, such as split
             self.base[node] = call
-        elif node.meta["storage"] in self.sizes and node.meta["storage"] not in self.ops[-1].makes:
+        elif known.storage in self.sizes and known.storage not in self.ops[-1].makes:
             raise CaptureError(
                 f"{call.target} gives back an alias of its argument beside new tensors; "
                 "such ops cannot be planned"
             )
         else:
-            storage = self._new_storage(node)
-            self.ops[-1].makes[storage] = 0
+            self.ops[-1].makes[self._new_storage(node, known)] = 0
 
     def _call(self, node: fx.Node) -> None:
-        written = {n.meta["storage"] for n in node.meta["writes"]}
-        made = _made_storages(node)
+        known = facts(node)
+        written = {facts(n).storage for n in known.writes}
+        made = _made_storages(node, known)
         if not written and made and all(s in self.sizes for s in made):
-            self.base[node] = _viewed(node)
+            self.base[node] = _viewed(node, set(made))
             return
-        op = StorageOp([node], node.meta["phase"])
+        assert known.phase is not None
+        op = StorageOp([node], known.phase)
         for argument in node.all_input_nodes:
-            storage = argument.meta["storage"]
+            storage = facts(argument).storage
             if storage in self.resident:
                 op.resident_reads.add(storage)
             else:
@@ -128,11 +130,10 @@ class Storages:
                 self.state[storage] += 1
                 op.makes[storage] = self.state[storage]
                 op.writes.add(storage)
-        if "storage" in node.meta and node.meta["storage"] not in self.sizes:
-            storage = self._new_storage(node)
-            op.makes[storage] = 0
+        if known.storage != NO_STORAGE and known.storage not in self.sizes:
+            op.makes[self._new_storage(node, known)] = 0
         op.random = op_effects.is_random(node.target)
-        statistics = {node.args[p].meta["storage"] for p in op_effects.statistics_positions(node)}
+        statistics = {facts(node.args[p]).storage for p in op_effects.statistics_positions(node)}
         op.once = (
             op_effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
         )
@@ -144,28 +145,26 @@ class Storages:
         self.ops.append(op)
 
     def _output_states(self) -> dict[int, int]:
-        storages = [n.meta["storage"] for n in self.joint.outputs]
+        storages = [facts(n).storage for n in self.joint.outputs]
         return {s: self.state[s] for s in storages if s not in self.resident}
 
     def gradient_states(self) -> dict[int, int]:
-        storages = [g.meta["storage"] for _, g in self.joint.gradients]
+        storages = [facts(g).storage for _, g in self.joint.gradients]
         return {s: self.state[s] for s in storages if s not in self.resident}
 
 
-def _made_storages(node: fx.Node) -> list[int]:
+def _made_storages(node: fx.Node, known: NodeFacts) -> list[int]:
     """The storages of the tensors that this call gives back, written arguments aside."""
-    if "storage" in node.meta:
-        return [node.meta["storage"]]
-    parts = [u for u in node.users if u.target is _getitem and "storage" in u.meta]
-    if parts:
-        return [u.meta["storage"] for u in parts]
-    return [n.meta["storage"] for n in node.meta["writes"]]
+    if known.storage != NO_STORAGE:
+        return [known.storage]
+    parts = [facts(user).storage for user in node.users if user.target is _getitem]
+    made = [storage for storage in parts if storage != NO_STORAGE]
+    return made or [facts(n).storage for n in known.writes]
 
 
-def _viewed(node: fx.Node) -> fx.Node:
+def _viewed(node: fx.Node, made: set[int]) -> fx.Node:
     """The argument whose storage this view shows."""
-    made = set(_made_storages(node))
     for argument in node.all_input_nodes:
-        if argument.meta["storage"] in made:
+        if facts(argument).storage in made:
             return argument
     raise CaptureError(f"{node.target} shows a storage that is none of its arguments'")

@@ -9,11 +9,13 @@ the result may be written over the log-probabilities.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
+
+from rekindle.capture.node_facts import facts
+from rekindle.rewrite.graph_edit import GraphEdit
 
 aten = torch.ops.aten
 
@@ -83,10 +85,10 @@ whole = torch.ops.rekindle.nll_log_softmax_backward.default
 over = torch.ops.rekindle.nll_log_softmax_backward.out
 
 
-def join_loss_gradients(nodes: Sequence[fx.Node]) -> None:
+def join_loss_gradients(edit: GraphEdit) -> None:
     """Turns each pair of ops that is the backward of a cross-entropy into the one op; the first of
     the pair is left without a reader."""
-    for node in nodes:
+    for node in edit.backward:
         if node.target is not aten._log_softmax_backward_data.default:
             continue
         sparse, log_probabilities, dim, dtype = node.args
@@ -94,14 +96,14 @@ def join_loss_gradients(nodes: Sequence[fx.Node]) -> None:
         assert isinstance(log_probabilities, fx.Node)
         if sparse.target is not aten.nll_loss_backward.default or list(sparse.users) != [node]:
             continue
-        made, out = log_probabilities.meta["val"], node.meta["val"]
+        made, out = facts(log_probabilities).value, facts(node).value
         if (
             made.dim() == 2
             and dim in (1, -1)
             and dtype == made.dtype == out.dtype
             and made.is_contiguous()
             and out.is_contiguous()
-            and sparse.args[1].meta["storage"] == log_probabilities.meta["storage"]
+            and facts(sparse.args[1]).storage == facts(log_probabilities).storage
         ):
             node.target = whole
             node.args = (sparse.args[0], log_probabilities, *sparse.args[2:])

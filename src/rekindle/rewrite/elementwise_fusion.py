@@ -17,22 +17,20 @@ special numbers, on the device where it will run. What does not is left as it is
 """
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.elementwise import SOURCE, TYPES, Kernel, Place, Step, place_of
-from rekindle.rewrite.layer_norm import norm_backward, norm_forward
-from rekindle.rewrite.masked_softmax import mask_in_one_pass
-from rekindle.rewrite.split_norm_dropout import APPLY, Surgery, put_back, take_apart
-from rekindle.rewrite.transpose_copies import turn_around
-from rekindle.torch_compat import CudaKernel, named_call, outside_modes
+from rekindle.rewrite.split_norm_dropout import APPLY, put_back
+from rekindle.torch_compat import CudaKernel, named_call
 
 aten = torch.ops.aten
 
-_MIN_NUMEL = 1 << 18  # below this the launch is all that counts
 _TRIED = 1 << 20  # elements of a kernel's result that are compared before it is used
 _MAX_STEPS = 32
 _MAX_WIDE = 5  # operands of full size
@@ -43,13 +41,13 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.detach.default)
 # --- which ops take part ------------------------------------------------------------------------
 
 
-def _elementwise(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target not in SOURCE or node.meta.get("writes"):
+def _elementwise(node: fx.Node, smallest: int) -> bool:
+    if node.op != "call_function" or node.target not in SOURCE or facts(node).writes:
         return False
-    out = node.meta.get("val")
+    out = facts(node).value
     if not isinstance(out, torch.Tensor) or _order(out) is None or out.dim() == 0:
         return False
-    if out.dtype not in _DTYPES or out.numel() < _MIN_NUMEL:
+    if out.dtype not in _DTYPES or out.numel() < smallest:
         return False
     if node.kwargs and node.target is not aten._to_copy.default:
         return False
@@ -88,7 +86,7 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
 def _place(user: fx.Node, operand: fx.Node, root: fx.Node) -> Place | None:
     """How an operand is spread over the elements of the root, for whose value `user` is computed:
     of the same shape, or another that lies in memory in the same order."""
-    out, made, value = user.meta["val"], root.meta["val"], operand.meta.get("val")
+    out, made, value = facts(user).value, facts(root).value, facts(operand).value
     if not isinstance(value, torch.Tensor):
         return None
     if out.shape != made.shape and not (_dense(out) and _dense(made)):
@@ -109,7 +107,7 @@ def _is_view(node: fx.Node) -> bool:
         return False
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    return _dense(node.meta.get("val")) and _dense(source.meta.get("val"))
+    return _dense(facts(node).value) and _dense(facts(source).value)
 
 
 # --- which values are made, and from what -------------------------------------------------------
@@ -120,17 +118,18 @@ class TooLarge(Exception):
 
 
 class _Regions:
-    def __init__(self, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
-        self.nodes = nodes
-        self.written = {w.meta["storage"] for n in nodes for w in n.meta.get("writes", ())}
-        self.mine = {n for n in nodes if _elementwise(n) and not self._is_written(n)}
-        self.results = set(results)
+    def __init__(self, edit: GraphEdit) -> None:
+        self.smallest = edit.smallest
+        self.nodes = nodes = edit.nodes
+        self.written = {facts(w).storage for n in nodes for w in facts(n).writes}
+        self.mine = {n for n in nodes if _elementwise(n, self.smallest) and not self._is_written(n)}
+        self.results = set(edit.results)
         known = set(nodes)
         self.users = {n: [u for u in n.users if u in known] for n in nodes}
         self.made = {n for n in self.mine if self._read_by_others(n)}
 
     def _is_written(self, node: fx.Node) -> bool:
-        return any(n.meta.get("storage") in self.written for n in (node, *node.all_input_nodes))
+        return any(facts(n).storage in self.written for n in (node, *node.all_input_nodes))
 
     def _read_by_others(self, node: fx.Node) -> bool:
         """By an op that is no part of this, or by the caller; itself or through a view."""
@@ -203,7 +202,7 @@ class _Expression:
         kwargs = tuple(sorted(node.kwargs.items()))
         if len(self.steps) >= _MAX_STEPS:
             raise TooLarge
-        step = Step(node.target, args, kwargs, node.meta["val"].dtype, _is_view(node))
+        step = Step(node.target, args, kwargs, facts(node).value.dtype, _is_view(node))
         self.steps.append(step)
         self.at[node] = ("step", len(self.steps) - 1)
         return self.at[node]
@@ -236,24 +235,25 @@ class _Expression:
     def _follows(self, node: fx.Node) -> bool:
         """Whether an element of the root is one of this: in whatever order of the dimensions where
         the shape is the same, else in the order of the memory."""
-        value, made = node.meta["val"], self.root.meta["val"]
+        value, made = facts(node).value, facts(self.root).value
         if value.shape == made.shape:
             return True
         return bool(value.numel() == made.numel() and _dense(value) and _dense(made))
 
     @property
     def wide(self) -> set[fx.Node]:
-        return {n for n in self.places if n.meta["val"].numel() >= _MIN_NUMEL}
+        smallest = self.regions.smallest
+        return {n for n in self.places if facts(n).value.numel() >= smallest}
 
     def _inlined(self, node: fx.Node) -> bool:
         regions = self.regions
         reads = regions.reads(node)
-        wide = {n for n in reads if n.meta["val"].numel() >= _MIN_NUMEL}
+        wide = {n for n in reads if facts(n).value.numel() >= regions.smallest}
         if node in regions.made:
             # It is there to be read: computed again only from what is read anyway.
             return bool(self.places) and wide <= set(self.places)
-        late = self.root.meta["phase"] == "backward"
-        if late and node.meta["phase"] == "forward":
+        late = facts(self.root).phase == "backward"
+        if late and facts(node).phase == "forward":
             if any(n.op == "placeholder" for n in reads):
                 return False
             others = [n for n in wide if not _used_late(n, regions)]
@@ -262,7 +262,7 @@ class _Expression:
 
 
 def _used_late(node: fx.Node, regions: _Regions) -> bool:
-    return any(u.meta.get("phase") == "backward" for u in regions.users[node])
+    return any(facts(u).phase == "backward" for u in regions.users[node])
 
 
 # --- putting it together ------------------------------------------------------------------------
@@ -270,47 +270,23 @@ def _used_late(node: fx.Node, regions: _Regions) -> bool:
 _targets: dict[tuple[Any, str], Any] = {}
 
 
-def prepare_forward(graph: fx.Graph, new_storage: Callable[[], int]) -> None:
-    """In a recorded forward: what can be told as elementwise ops becomes those; masked softmax and
-    copies that turn a tensor around have kernels of their own, and so has layer norm."""
-    surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
-    with outside_modes():
-        take_apart(surgery)
-        mask_in_one_pass(surgery, tuple(graph.nodes))
-        turn_around(surgery, tuple(graph.nodes))
-        norm_forward(surgery, tuple(graph.nodes))
-
-
-def prepare_backward(
-    graph: fx.Graph,
-    nodes: Sequence[fx.Node],
-    results: Container[fx.Node],
-    new_storage: Callable[[], int],
-) -> None:
-    """The layer norms and copies among these nodes of a recorded backward."""
-    surgery = Surgery(graph, new_storage, _MIN_NUMEL, _ANYWHERE)
-    with outside_modes():
-        gone = norm_backward(surgery, nodes, results)
-        turn_around(surgery, [node for node in nodes if node not in gone])
-
-
-def fuse(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
+def fuse_elementwise(edit: GraphEdit) -> None:
     """Turns each value that stands for a chain of elementwise ops into one op; what nobody reads
-    any more is left to be dropped. `results`: what the graph gives away."""
+    any more is left to be dropped."""
     inlined: set[fx.Node] = set()
-    if _ANYWHERE or any(n.meta["val"].is_cuda for n in results):
-        inlined = _join(_Regions(nodes, results))
-    for node in nodes:
-        if "apart" in node.meta and node not in inlined:
-            put_back(node)
+    if edit.anywhere or any(facts(n).value.is_cuda for n in edit.results):
+        inlined = _join(edit)
+    for node in [n for n in edit.split if n not in inlined]:
+        put_back(edit, node)
 
 
-def _join(regions: _Regions) -> set[fx.Node]:
+def _join(edit: GraphEdit) -> set[fx.Node]:
     """Makes the kernels; gives what is computed in those that read it, and nowhere else."""
+    regions = _Regions(edit)
     while True:
         found = regions.expressions()
         targets = {
-            node: _target_of(expression)
+            node: _target_of(expression, edit.anywhere)
             for node, expression in found.items()
             if sum(not s.is_view for s in expression.steps) > 1
         }
@@ -321,11 +297,11 @@ def _join(regions: _Regions) -> set[fx.Node]:
         regions.leave(refused)
     for node, target in targets.items():
         node.target, node.args, node.kwargs = target, tuple(found[node].places), {}
-        node.meta.pop("apart", None)  # it has its partner
+        edit.split.pop(node, None)  # it has its partner
     return regions.mine - regions.made
 
 
-def _target_of(expression: _Expression) -> Any:
+def _target_of(expression: _Expression, anywhere: bool) -> Any:
     """None where what reads an operand does not agree on how it is spread."""
     places = []
     for found in expression.places.values():
@@ -333,29 +309,32 @@ def _target_of(expression: _Expression) -> Any:
         if place is None:
             return None
         places.append(place)
-    values = [leaf.meta["val"] for leaf in expression.places]
-    made = expression.root.meta["val"]
+    values = [facts(leaf).value for leaf in expression.places]
+    made = facts(expression.root).value
     dtypes = [value.dtype for value in values]
     kernel = Kernel(expression.steps, places, dtypes, made.shape, made.stride())
-    return _target(kernel, values, made)
+    return _target(kernel, values, made, anywhere)
 
 
-def _target(kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor) -> Any:
+def _target(
+    kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor, anywhere: bool
+) -> Any:
     """The callable for this kernel, the same for equal ones; None where it is not exact here."""
     key = (out.device, kernel.name)
     if key not in _targets:
         _targets[key] = None
-        with outside_modes():
-            if _prepare(kernel, values, out):
-                target = named_call(kernel, kernel.name)
-                target.over = (target, "out")
-                _targets[key] = target
+        if _prepare(kernel, values, out, anywhere):
+            target = named_call(kernel, kernel.name)
+            target.over = (target, "out")
+            _targets[key] = target
     return _targets[key]
 
 
-def _prepare(kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+def _prepare(
+    kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor, anywhere: bool
+) -> bool:
     if out.device.type != "cuda":
-        return _ANYWHERE
+        return anywhere
     num_parts = kernel.parts_of([v.shape for v in values], _TRIED)
     try:
         launch = CudaKernel(kernel.source(), kernel.name, out.device)
@@ -372,8 +351,6 @@ def _prepare(kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor) 
     kernel.launch = None
     return False
 
-
-_ANYWHERE = False  # for tests: on a CPU the separate ops stand in for the kernel
 
 _SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 1e30, -1e30, 1.0, -1.0, 88.0)
 

@@ -13,12 +13,15 @@ they are is tried on each device, for each dtype and length of a row, before a k
 import functools
 import operator
 import struct
-from collections.abc import Container, Iterable
+from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts, set_facts
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.layer_norm_source import (
     FEWEST_ROWS,
     LONGEST,
@@ -27,7 +30,6 @@ from rekindle.rewrite.kernels.layer_norm_source import (
     VECTOR,
     kernel,
 )
-from rekindle.rewrite.split_norm_dropout import Surgery
 
 aten = torch.ops.aten
 
@@ -108,20 +110,20 @@ def sum_and_norm(
     return (total, *_normed(x, y, weight, bias, eps, total))
 
 
-def norm_forward(surgery: Surgery, nodes: Iterable[fx.Node]) -> None:
-    """The layer norms of a recorded forward. Those of sums may be made with the sum: which are, a
+def norm_forward(edit: GraphEdit) -> None:
+    """The layer norms of a forward. Those of sums may be made with the sum: which are, a
     schedule says, where the two follow each other (`lower.neighbours`)."""
-    for node in nodes:
+    for node in edit.nodes:
         if node.target is not aten.native_layer_norm.default:
             continue
         x, shape, weight, bias = node.args[:4]
-        given = [n.meta["val"] for n in (x, weight, bias) if isinstance(n, fx.Node)]
-        if len(given) == 3 and _fits(surgery, shape, *given):
+        given = [facts(n).value for n in (x, weight, bias) if isinstance(n, fx.Node)]
+        if len(given) == 3 and _fits(edit, shape, *given):
             node.target = layer_norm
             assert isinstance(x, fx.Node)
-            values = [a.meta["val"] for a in x.args] if _is_sum(x) else []
-            if values and surgery.fits(given[0], *values):
-                node.meta["with_sum"] = True
+            values = [facts(a).value for a in x.args] if _is_sum(x) else []
+            if values and edit.fits(given[0], *values):
+                set_facts(node, replace(facts(node), with_sum=True))
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -131,13 +133,13 @@ def _is_sum(node: fx.Node) -> bool:
         and not node.kwargs
         and len(node.args) == 2
         and all(isinstance(a, fx.Node) for a in node.args)
-        and all(a.meta["val"].shape == node.meta["val"].shape for a in node.args)
+        and all(facts(a).value.shape == facts(node).value.shape for a in node.args)
     )
 
 
-def _fits(surgery: Surgery, shape: Any, first: torch.Tensor, *others: torch.Tensor) -> bool:
+def _fits(edit: GraphEdit, shape: Any, first: torch.Tensor, *others: torch.Tensor) -> bool:
     return (
-        surgery.fits(first, *others)
+        edit.fits(first, *others)
         and first.dtype in (torch.float32, torch.bfloat16)
         and list(shape) == [first.shape[-1]]
         and first.shape[-1] % VECTOR == 0
@@ -199,39 +201,34 @@ torch.library.register_fake(
 layer_norm_backward = torch.ops.rekindle.layer_norm_backward.default
 
 
-def norm_backward(
-    surgery: Surgery, nodes: Iterable[fx.Node], results: Container[fx.Node]
-) -> set[fx.Node]:
-    """The layer norms of a recorded backward; where the gradient of the input is added to another
-    and not read elsewhere, with that sum. Gives the nodes that are gone."""
-    gone: set[fx.Node] = set()
-    place = {node: k for k, node in enumerate(surgery.graph.nodes)}
-    written = {w.meta["storage"] for node in place for w in node.meta.get("writes", ())}
-    for node in nodes:
+def norm_backward(edit: GraphEdit) -> None:
+    """The layer norms of a backward; where the gradient of the input is added to another and not
+    read elsewhere, with that sum."""
+    place = {node: k for k, node in enumerate(edit.graph.nodes)}
+    written = {facts(w).storage for node in place for w in facts(node).writes}
+    for node in edit.backward:
         if node.target is not aten.native_layer_norm_backward.default:
             continue
         *given, mask = node.args
         grad, x, shape, mean, _, weight, bias = given
         if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
             continue
-        if list(mask) != [True] * 3 or mean.meta["val"].dtype != torch.float32:
+        if list(mask) != [True] * 3 or facts(mean).value.dtype != torch.float32:
             continue
-        if not _fits(surgery, shape, *(n.meta["val"] for n in (x, grad, weight, bias))):
+        if not _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias))):
             continue
         node.target, node.args = layer_norm_backward, (*given, None)
-        found = _sum_behind(node, results)
+        found = _sum_behind(node, edit.results)
         if found is None:
             continue
         made, total, other = found
         # The other is read where the gradient is made, not where it was added.
-        there = place[other] < place[node] and other.meta.get("storage") not in written
-        if there and surgery.fits(x.meta["val"], other.meta["val"], total.meta["val"]):
+        there = place[other] < place[node] and facts(other).storage not in written
+        if there and edit.fits(facts(x).value, facts(other).value, facts(total).value):
             node.args = (*given, other)
             made.append(total)  # outputs stand right behind their op
             total.target, total.args = operator.getitem, (node, 0)
-            surgery.graph.erase_node(made)
-            gone.add(made)
-    return gone
+            edit.graph.erase_node(made)
 
 
 def _sum_behind(

@@ -10,13 +10,13 @@ The bits are eager's: what is not masked is what softmax gave.
 """
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
-from rekindle.rewrite.split_norm_dropout import Surgery
+from rekindle.capture.node_facts import facts
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
@@ -91,25 +91,25 @@ def _works(dtype: torch.dtype, device: torch.device) -> bool:
     return bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
 
 
-def mask_in_one_pass(surgery: Surgery, nodes: Iterable[fx.Node]) -> None:
-    """The softmaxes among these nodes."""
-    for node in nodes:
-        if node.target is aten._safe_softmax.default and _fits(surgery, node):
+def mask_in_one_pass(edit: GraphEdit) -> None:
+    """The softmaxes of a forward."""
+    for node in edit.nodes:
+        if node.target is aten._safe_softmax.default and _fits(edit, node):
             node.target, node.args = masked_softmax, (node.args[0],)
 
 
-def _fits(surgery: Surgery, node: fx.Node) -> bool:
+def _fits(edit: GraphEdit, node: fx.Node) -> bool:
     scores, dim, *rest = node.args
     assert isinstance(scores, fx.Node)
-    value: Any = scores.meta["val"]
+    value: Any = facts(scores).value
     return (
         not rest
         and not node.kwargs
-        and (surgery.anywhere or value.is_cuda)
+        and (edit.anywhere or value.is_cuda)
         and value.dtype in _BITS
-        and value.numel() >= surgery.smallest
+        and value.numel() >= edit.smallest
         and value.is_contiguous()
-        and node.meta["val"].is_contiguous()
+        and facts(node).value.is_contiguous()
         and dim in (-1, value.dim() - 1)
         and (not value.is_cuda or _works(value.dtype, value.device))
     )

@@ -15,11 +15,14 @@ import functools
 import math
 import operator
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.redundant_copies import digits_of, is_copy, merged, stacked, through
 
 aten = torch.ops.aten
@@ -113,30 +116,33 @@ _READS = {_FORWARD: (0, 1, 2), _BACKWARD: (1, 2, 3)}  # queries, keys and values
 _ALIGNED = 16  # bytes; of less, another kernel might be chosen
 
 
-def read_in_place(graph: fx.Graph) -> None:
-    """In a recorded forward: what is copied for attention alone is read where it is. The copy is
-    left to be dropped."""
-    copies = {n.meta["storage"]: n for n in graph.nodes if is_copy(n)}
+def read_in_place(edit: GraphEdit) -> None:
+    """In a forward: what is copied for attention alone is read where it is. The copy is left to be
+    dropped."""
+    graph = edit.graph
+    copies = {facts(n).storage: n for n in graph.nodes if is_copy(n)}
     # Not what changes, and not the caller's, which may lie elsewhere at the next call.
-    kept = {w.meta["storage"] for n in graph.nodes for w in n.meta.get("writes", ())}
-    kept |= {n.meta["storage"] for n in graph.nodes if n.op == "placeholder"}
+    kept = {facts(w).storage for n in graph.nodes for w in facts(n).writes}
+    kept |= {facts(n).storage for n in graph.nodes if n.op == "placeholder"}
     for storage, readers in _reads(graph.nodes, copies).items():
         source = copies[storage].args[0]
         assert isinstance(source, fx.Node)
         if any(p not in _READS.get(n.target, ()) for n, p in readers):
             continue
-        if not source.meta["val"].is_cuda or kept & {storage, source.meta["storage"]}:
+        if not facts(source).value.is_cuda or kept & {storage, facts(source).storage}:
             continue
         if all(_layout(n, p, source) is not None for n, p in readers):
-            copies[storage].meta["read_in_place"] = True
+            copy = copies[storage]
+            set_facts(copy, replace(facts(copy), read_in_place=True))
             for node, position in readers:
                 _read_there(graph, node, position, source)
 
 
-def read_in_place_again(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """The same among the nodes of that forward's backward."""
-    copies = {n.meta["storage"]: n for n in graph.nodes if "read_in_place" in n.meta}
-    for storage, readers in _reads(nodes, copies).items():
+def read_in_place_again(edit: GraphEdit) -> None:
+    """The same in that forward's backward."""
+    graph = edit.graph
+    copies = {facts(n).storage: n for n in graph.nodes if facts(n).read_in_place}
+    for storage, readers in _reads(edit.backward, copies).items():
         source = copies[storage].args[0]
         assert isinstance(source, fx.Node)
         for node, position in readers:
@@ -152,8 +158,8 @@ def _reads(
     found: dict[int, list[tuple[fx.Node, int]]] = {}
     for node in nodes:
         for argument in node.all_input_nodes:
-            storage = argument.meta.get("storage")
-            if storage in copies and storage != node.meta.get("storage"):
+            storage = facts(argument).storage
+            if storage in copies and storage != facts(node).storage:
                 positions = [k for k, a in enumerate(node.args) if a is argument] or [-1]
                 found.setdefault(storage, []).extend((node, k) for k in positions)
     return found
@@ -162,11 +168,11 @@ def _reads(
 def _layout(node: fx.Node, position: int, source: fx.Node) -> tuple[tuple[int, ...], int] | None:
     """Stride and offset of the argument where it was copied from."""
     view: Any = node.args[position]
-    layout = without_copy(view.meta["val"], source.meta["val"])
+    layout = without_copy(facts(view).value, facts(source).value)
     if layout is None:
         return None
     stride, offset = layout
-    size = source.meta["val"].element_size()
+    size = facts(source).value.element_size()
     aligned = all(s * size % _ALIGNED == 0 for s in (*stride[:-1], offset))
     return layout if stride[-1] == 1 and aligned else None
 
@@ -176,34 +182,34 @@ def _read_there(graph: fx.Graph, node: fx.Node, position: int, source: fx.Node) 
     assert layout is not None
     stride, offset = layout
     read: Any = node.args[position]
-    shape = read.meta["val"].shape
+    shape = facts(read).value.shape
     with graph.inserting_before(node), torch.no_grad():
         view = graph.call_function(
             aten.as_strided.default, (source, list(shape), list(stride), offset)
         )
-        value = source.meta["val"].as_strided(shape, stride, offset)
-    view.meta = {**node.meta, "val": value, "writes": ()}
-    view.meta |= {k: source.meta[k] for k in ("storage", "storage_bytes")}
+        value = facts(source).value.as_strided(shape, stride, offset)
+    set_facts(view, view_facts(facts(node), facts(source), value))
     node.update_arg(position, view)
 
 
 # --- writing ------------------------------------------------------------------------------------
 
 
-def pack_gradients(nodes: Iterable[fx.Node], results: Sequence[fx.Node]) -> None:
+def pack_gradients(edit: GraphEdit) -> None:
     """Joins attention's backward with the op that stacks its gradients, where nobody else reads
-    them; `nodes`: of a recorded forward and backward; `results`: what the graph gives away."""
+    them."""
+    nodes = edit.nodes
     candidates = [node for node in nodes if node.target is stacked]
     if not candidates:
         return
-    readers, written = _readers(nodes, results)
+    readers, written = _readers(nodes, edit.results)
     for node in candidates:
         backward = _attention_of(node, readers)
         if backward is not None and _fits(backward, node, written):
             grad_out, query, key, value, _, out, *rest = backward.args
             logsumexp, seed, offset, dropout_p, _, *causal = rest
             scale = backward.kwargs.get("scale")
-            shape, plus_zero = list(node.meta["val"].shape), node.args[2]
+            shape, plus_zero = list(facts(node).value.shape), node.args[2]
             node.target = packed_attention_backward
             node.args = (
                 grad_out, query, key, value, out, logsumexp, seed, offset, dropout_p,
@@ -216,15 +222,15 @@ def _readers(
 ) -> tuple[dict[int, set[fx.Node]], set[int]]:
     """Of each storage, who reads it, of all that is not dropped; and the storages that ops write
     into."""
-    writers = [node for node in nodes if node.meta.get("writes")]
-    written = {w.meta["storage"] for node in writers for w in node.meta["writes"]}
-    readers: dict[int, set[fx.Node]] = {r.meta["storage"]: {r} for r in results}
+    writers = [node for node in nodes if facts(node).writes]
+    written = {facts(w).storage for node in writers for w in facts(node).writes}
+    readers: dict[int, set[fx.Node]] = {facts(r).storage: {r} for r in results}
     stack, seen = [*results, *writers], {*results, *writers}
     while stack:
         node = stack.pop()
         for argument in node.all_input_nodes:
-            storage = argument.meta.get("storage")
-            if storage is not None and storage != node.meta.get("storage"):
+            storage = facts(argument).storage
+            if storage is not None and storage != facts(node).storage:
                 readers.setdefault(storage, set()).add(node)
             if argument not in seen:
                 seen.add(argument)
@@ -244,7 +250,7 @@ def _attention_of(node: fx.Node, readers: dict[int, set[fx.Node]]) -> fx.Node | 
     assert isinstance(backward, fx.Node)
     if backward.target is not _BACKWARD:
         return None
-    if any(readers.get(r.meta["storage"]) != {node} for r in roots):
+    if any(readers.get(facts(r).storage) != {node} for r in roots):
         return None
     return backward
 
@@ -255,7 +261,7 @@ def _root(view: fx.Node) -> fx.Node:
         below = view.args[0]
         if not isinstance(below, fx.Node):
             return view
-        if below.meta.get("storage") != view.meta.get("storage"):
+        if facts(below).storage != facts(view).storage:
             return view
         view = below
     return view
@@ -264,19 +270,19 @@ def _root(view: fx.Node) -> fx.Node:
 def _fits(backward: fx.Node, node: fx.Node, written: set[int]) -> bool:
     grad_out, query, key, value, bias, _out, *rest = backward.args
     assert isinstance(query, fx.Node)
-    q = query.meta["val"]
+    q = facts(query).value
     batch, heads, _, size = q.shape
     parts: Any = node.args[0]
-    whole = node.meta["val"]
+    whole = facts(node).value
     return (
         bias is None
         and list(rest[4])[:3] == [True, True, True]
         and q.is_cuda
-        and all(t.meta["val"].shape == q.shape for t in (grad_out, key, value))
+        and all(facts(t).value.shape == q.shape for t in (grad_out, key, value))
         and batch <= _MOST_BATCHES
-        and not written & {n.meta.get("storage") for n in backward.all_input_nodes}
-        and all(p.meta["val"].numel() == q.numel() for p in parts)
-        and all(lies_packed(p.meta["val"], whole, node.args[1], heads * size) for p in parts)
+        and not written & {facts(n).storage for n in backward.all_input_nodes}
+        and all(facts(p).value.numel() == q.numel() for p in parts)
+        and all(lies_packed(facts(p).value, whole, node.args[1], heads * size) for p in parts)
         and whole.is_contiguous()
         and _works(q.dtype, q.device)
     )

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.rewrite.graph_edit import GraphEdit
+
 aten = torch.ops.aten
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -109,11 +112,11 @@ def merged(digits: Sequence[Digit], num_dims: int) -> tuple[int, ...] | None:
 # --- rewriting ----------------------------------------------------------------------------------
 
 
-def shorten_copies(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
-    """Rewrites the copies of a recorded backward; what nobody reads any more is left to be dropped.
-    `nodes`: of the forward and this backward; `results`: what the graph gives away."""
-    copies = _Copies(graph, nodes, results)
-    backward = [node for node in nodes if node.meta.get("phase") == "backward"]
+def shorten_copies(edit: GraphEdit) -> None:
+    """Rewrites the copies of a backward; what nobody reads any more is left to be dropped."""
+    nodes = edit.nodes
+    copies = _Copies(edit.graph, nodes, edit.results)
+    backward = [node for node in nodes if facts(node).phase == "backward"]
     with torch.no_grad():
         for node in backward:
             if is_copy(node):
@@ -126,7 +129,7 @@ def shorten_copies(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[
 def is_copy(node: fx.Node) -> bool:
     if node.target is not aten.clone.default:
         return False
-    made, source = node.meta["val"], node.args[0].meta["val"]
+    made, source = facts(node).value, facts(node.args[0]).value
     return bool(
         _dense(made) and made.dtype == source.dtype and made.dtype in _FLOATS and made.numel()
     )
@@ -144,22 +147,22 @@ class _Copies:
         self.made: dict[int, fx.Node] = {}  # storage -> the op of the backward that makes it
         self.readers: dict[int, set[fx.Node]] = {}  # of a storage, views looked through
         # Must stay, or change, or are the caller's, which may lie elsewhere at the next call.
-        self.fixed = {node.meta["storage"] for node in results}
+        self.fixed = {facts(node).storage for node in results}
         for node in nodes:
-            storage = node.meta.get("storage")
+            storage = facts(node).storage
             if node.op == "placeholder":
                 self.fixed.add(storage)
-            self.fixed |= {w.meta["storage"] for w in node.meta.get("writes", ())}
+            self.fixed |= {facts(w).storage for w in facts(node).writes}
             for argument in node.all_input_nodes:
-                below = argument.meta.get("storage")
+                below = facts(argument).storage
                 if below is not None and below != storage:
                     self.readers.setdefault(below, set()).add(node)
-            if storage is not None and node.meta.get("phase") == "backward":
+            if storage is not None and facts(node).phase == "backward":
                 self.made.setdefault(storage, node)
 
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
         """The op that made what the view shows, where only this one reads it."""
-        storage = view.meta.get("storage")
+        storage = facts(view).storage
         if storage in self.fixed or self.readers.get(storage) != {reader}:
             return None
         return self.made.get(storage)
@@ -169,7 +172,7 @@ class _Copies:
         assert isinstance(view, fx.Node)
         if self._join_before(copy, view):
             return
-        value = view.meta["val"]
+        value = facts(view).value
         found = self._origin(view, copy, tuple(value.shape), digits_of(value.shape, value.stride()))
         if found is not view:
             copy.args = (found,)
@@ -183,32 +186,31 @@ class _Copies:
         stride = merged(digits, len(shape))
         assert stride is not None
         first = reader
-        found = (view, stride, view.meta["val"].storage_offset())
-        while view.meta["val"].storage_offset() == 0:
+        found = (view, stride, facts(view).value.storage_offset())
+        while facts(view).value.storage_offset() == 0:
             copy = self._maker(view, reader)
             if copy is None or not is_copy(copy):
                 break
             source = copy.args[0]
             assert isinstance(source, fx.Node)
-            value = source.meta["val"]
+            value = facts(source).value
             below = through(digits, value.shape, value.stride())
-            if below is None or source.meta.get("storage") in self.fixed:
+            if below is None or facts(source).storage in self.fixed:
                 break
             view, reader, digits = source, copy, below
             stride = merged(digits, len(shape))
             if stride is not None:
                 found = (view, stride, value.storage_offset())
         view, stride, offset = found
-        value = view.meta["val"]
+        value = facts(view).value
         if (tuple(value.shape), value.stride(), value.storage_offset()) == (shape, stride, offset):
             return view
         with self.graph.inserting_before(first):
             node = self.graph.call_function(
                 aten.as_strided.default, (view, list(shape), list(stride), offset)
             )
-        node.meta = dict(first.meta)
-        node.meta |= {"val": value.as_strided(shape, stride, offset), "writes": ()}
-        node.meta |= {k: view.meta[k] for k in ("storage", "storage_bytes")}
+        shown = value.as_strided(shape, stride, offset)
+        set_facts(node, view_facts(facts(first), facts(view), shown))
         return node
 
     # ---- parts of a tensor
@@ -217,12 +219,12 @@ class _Copies:
         """Where the copy is of a stack, or of padded parts that are added up: the parts are written
         into the copy's layout."""
         whole = self._maker(view, copy)
-        if whole is None or not _dense(whole.meta["val"]):
+        if whole is None or not _dense(facts(whole).value):
             return False
         parts = self._parts(whole)
         if parts is None:
             return False
-        shown, value = view.meta["val"], whole.meta["val"]
+        shown, value = facts(view).value, facts(whole).value
         dim, plus_zero, tensors = parts
         num, step = value.shape[dim], value.stride(dim)
         pairs = list(zip(shown.shape, shown.stride(), strict=True))
@@ -235,18 +237,18 @@ class _Copies:
         stride = tuple(s // num if s > step else s for _, s in rest)
         if not self._write(copy, tensors, at[0], plus_zero, shape, stride):
             return False
-        self.fixed.add(whole.meta["storage"])  # nobody reads it any more
+        self.fixed.add(facts(whole).storage)  # nobody reads it any more
         return True
 
     def join(self, whole: fx.Node) -> None:
         """Padded parts that are added up, and read as they are."""
-        storage = whole.meta["storage"]
-        if storage in self.fixed or not self.readers.get(storage) or not _dense(whole.meta["val"]):
+        storage = facts(whole).storage
+        if storage in self.fixed or not self.readers.get(storage) or not _dense(facts(whole).value):
             return
         parts = self._parts(whole)
         if parts is not None:
             dim, plus_zero, tensors = parts
-            shape = tuple(tensors[0][0].meta["val"].shape)
+            shape = tuple(facts(tensors[0][0]).value.shape)
             stride = torch.empty(shape, device="meta").stride()
             self._write(whole, tensors, dim, plus_zero, shape, stride)
 
@@ -263,11 +265,11 @@ class _Copies:
         if it were dense."""
         digits = []
         for part, _ in tensors:
-            value = part.meta["val"]
+            value = facts(part).value
             found = through(digits_of(shape, stride), value.shape, value.stride())
             if found is None or merged(found, len(shape)) is None:
                 return False
-            if part.meta.get("storage") in self.fixed:
+            if facts(part).storage in self.fixed:
                 return False
             digits.append(found)
         views = [
@@ -279,13 +281,13 @@ class _Copies:
 
     def _parts(self, whole: fx.Node) -> tuple[int, bool, list[tuple[fx.Node, fx.Node]]] | None:
         """The dimension, whether zeros are added, and each part with the op that reads it."""
-        value = whole.meta["val"]
+        value = facts(whole).value
         if value.dtype not in _FLOATS:
             return None
         if whole.target is aten.stack.default:
             tensors = whole.args[0]
             dim = whole.args[1] if len(whole.args) > 1 else 0
-            if any(t.meta["val"].dtype != value.dtype for t in tensors):
+            if any(facts(t).value.dtype != value.dtype for t in tensors):
                 return None
             return dim % value.dim(), False, [(t, whole) for t in tensors]
         if whole.target is not aten.add.Tensor:
@@ -308,9 +310,9 @@ class _Copies:
         stack = [node]
         while stack:
             now = stack.pop()
-            if now.meta["val"].shape != node.meta["val"].shape:
+            if facts(now).value.shape != facts(node).value.shape:
                 return None
-            if now.meta["val"].dtype != node.meta["val"].dtype:
+            if facts(now).value.dtype != facts(node).value.dtype:
                 return None
             if now.target is aten.select_backward.default and now is not node:
                 found.append(now)

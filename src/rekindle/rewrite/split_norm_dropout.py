@@ -25,12 +25,14 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import NO_STORAGE, facts, set_facts
+from rekindle.rewrite.graph_edit import OUT_OF_PLACE, GraphEdit, SplitOp
 from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
@@ -40,7 +42,6 @@ _NORMS = (
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
 )
-_IN_PLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Tensor}
 
 # --- the forms in which kernels apply the statistics --------------------------------------------
 
@@ -124,116 +125,61 @@ APPLY: dict[Any, Callable[..., str]] = {
 # --- taking apart -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Surgery:
-    """The recorded forward that is worked on."""
-
-    graph: fx.Graph
-    new_storage: Callable[[], int]
-    smallest: int  # elements; below this the launch is all that counts
-    anywhere: bool  # on a CPU too, for tests
-
-    def described(self, node: fx.Node, like: fx.Node, made: fx.Node) -> fx.Node:
-        """The node with what is known of another, and a storage of its own as large as `made`'s."""
-        node.meta = dict(like.meta)
-        node.meta |= {"val": made.meta["val"], "storage_bytes": made.meta["storage_bytes"]}
-        node.meta |= {"writes": (), "storage": self.new_storage()}
-        return node
-
-    def unread(self, op: fx.Node, made: fx.Node) -> fx.Node:
-        """In the place of `made`, the first output of the op, one that nobody reads."""
-        with self.graph.inserting_before(made):
-            unread = self.graph.call_function(operator.getitem, (op, 0))
-        return self.described(unread, made, made)
-
-    def out_of_place(self, made: fx.Node, before: fx.Node, writers: list[fx.Node]) -> None:
-        """The value is made as `before`; what is then done to it in place gets outputs of its own.
-        All that reads the result reads `made`."""
-        self.described(before, made, made)
-        for op in writers[:-1]:
-            op.target, op.args = _IN_PLACE[op.target], (before, *op.args[1:])
-            before = self.described(op, op, made)
-        last = writers[-1]
-        last.append(made)
-        made.target, made.args = _IN_PLACE[last.target], (before, *last.args[1:])
-        self.graph.erase_node(last)
-
-    def fits(self, *values: torch.Tensor) -> bool:
-        first = values[0]
-        return (
-            (self.anywhere or first.is_cuda)
-            and first.numel() >= self.smallest
-            and first.numel() % 8 == 0
-            and all(
-                v.is_contiguous() and v.storage_offset() == 0 and v.dtype == first.dtype
-                for v in values
-            )
-        )
-
-
-def take_apart(surgery: Surgery) -> None:
+def take_apart(edit: GraphEdit) -> None:
     """Each batch norm and dropout of which that is worth it and exact."""
-    left = list(surgery.graph.nodes)
+    left = list(edit.graph.nodes)
     num_before = len(left) + 1
     while len(left) < num_before:  # a sum that is in place no more may be what another waits for
         num_before = len(left)
-        left = [node for node in left if _may_be_left(surgery, node)]
+        left = [node for node in left if _may_be_left(edit, node)]
 
 
-def _may_be_left(surgery: Surgery, node: fx.Node) -> bool:
+def _may_be_left(edit: GraphEdit, node: fx.Node) -> bool:
     """Takes it apart, if that is possible now; whether it might be later."""
     if node.target in _NORMS and node.args[5] is True:
-        return not _batch_norm(surgery, node)
+        return not _batch_norm(edit, node)
     if node.target is aten.native_dropout.default and node.args[2] is True:
-        return not _dropout(surgery, node)
+        return not _dropout(edit, node)
     return False
 
 
-@dataclass(frozen=True)
-class Apart:
-    """What a node that was taken apart from an op was before: the op's first output."""
-
-    op: fx.Node
-    args: tuple[Any, ...]  # of the op
-    unread: fx.Node
-
-
-def put_back(node: fx.Node) -> None:
+def put_back(edit: GraphEdit, node: fx.Node) -> None:
     """An apply or product that stands alone: as it was."""
-    apart: Apart = node.meta.pop("apart")
-    apart.op.args = apart.args
-    node.target, node.args = operator.getitem, (apart.op, 0)
-    del apart.unread.meta["storage"]  # no output of the op
+    split = edit.split.pop(node)
+    split.op.args = split.args
+    node.target, node.args = operator.getitem, (split.op, 0)
+    # No output of the op.
+    set_facts(split.unread, replace(facts(split.unread), storage=NO_STORAGE))
 
 
-def _batch_norm(surgery: Surgery, norm: fx.Node) -> bool:
+def _batch_norm(edit: GraphEdit, norm: fx.Node) -> bool:
     parts = {u.args[1]: u for u in norm.users if u.target is operator.getitem}
     x, weight, bias = norm.args[:3]
     if not {0, 1, 2} <= set(parts) or not all(isinstance(a, fx.Node) for a in (x, weight, bias)):
         return False
     made = parts[0]
     channels = (parts[1], parts[2], weight, bias)
-    value = x.meta["val"]
-    if not surgery.fits(value, made.meta["val"]) or not _have_channels(value, channels):
+    value = facts(x).value
+    if not edit.fits(value, facts(made).value) or not _have_channels(value, channels):
         return False
     writers = _writers(made)
-    if writers is None or not (writers or _reader(surgery, made)):
+    if writers is None or not (writers or _reader(edit, made)):
         return False
     target = _form_of(norm, value)
     if target is None:
         return False
-    apart = Apart(norm, norm.args, surgery.unread(norm, made))
+    split = SplitOp(norm, norm.args, edit.unread(norm, made))
     # Beside the other outputs: the place of one, should it be put back.
     if writers:
-        with surgery.graph.inserting_after(max(parts.values())):
-            apply = surgery.graph.call_function(target, (x, *channels))
-        surgery.out_of_place(made, apply, writers)
+        with edit.graph.inserting_after(max(parts.values())):
+            apply = edit.graph.call_function(target, (x, *channels))
+        edit.out_of_place(made, apply, writers)
     else:
-        _free_reader(surgery, made)
+        _free_reader(edit, made)
         max(parts.values()).append(made)
         apply = made
         apply.target, apply.args = target, (x, *channels)
-    apply.meta["apart"] = apart
+    edit.split[apply] = split
     return True
 
 
@@ -242,9 +188,9 @@ def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
         value.dtype == torch.float32
         and value.dim() > 2
         and all(
-            n.meta["val"].dtype == torch.float32
-            and n.meta["val"].is_contiguous()
-            and n.meta["val"].numel() == value.shape[1]
+            facts(n).value.dtype == torch.float32
+            and facts(n).value.is_contiguous()
+            and facts(n).value.numel() == value.shape[1]
             for n in channels
         )
     )
@@ -252,21 +198,21 @@ def _have_channels(value: torch.Tensor, channels: Sequence[fx.Node]) -> bool:
 
 def _writers(made: fx.Node) -> list[fx.Node] | None:
     """The ops that write to the output before anyone reads it; None where others write to it."""
-    storage = made.meta["storage"]
+    storage = facts(made).storage
     touching: set[fx.Node] = set()
     stack = [made]
     while stack:
         for user in stack.pop().users:
             if user not in touching:
                 touching.add(user)
-                stack += [user] if user.meta.get("storage") == storage else []
+                stack += [user] if facts(user).storage == storage else []
     chain: list[fx.Node] = []
     is_read = False
     for node in sorted(touching):
-        if not any(w.meta["storage"] == storage for w in node.meta["writes"]):
+        if not any(facts(w).storage == storage for w in facts(node).writes):
             is_read = True
             continue
-        known = node.target in _IN_PLACE and not node.kwargs and node.args[0] is made
+        known = node.target in OUT_OF_PLACE and not node.kwargs and node.args[0] is made
         if is_read or not known or made in node.args[1:] or not _same_shape(node):
             return None
         chain.append(node)
@@ -274,7 +220,7 @@ def _writers(made: fx.Node) -> list[fx.Node] | None:
 
 
 def _same_shape(node: fx.Node) -> bool:
-    values = [a.meta["val"] for a in node.all_input_nodes]
+    values = [facts(a).value for a in node.all_input_nodes]
     return len(values) == len(node.args) and all(
         v.shape == values[0].shape and v.dtype == values[0].dtype for v in values
     )
@@ -285,27 +231,27 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return [u for u in node.users if u.target is not aten.detach.default or _readers(u)]
 
 
-def _reader(surgery: Surgery, made: fx.Node) -> fx.Node | None:
+def _reader(edit: GraphEdit, made: fx.Node) -> fx.Node | None:
     """The one op that reads it, where that keeps only its result for the backward, is of the same
     size, and nothing is done to its result that could not have an output of its own."""
     readers = _readers(made)
     if len(readers) != 1:
         return None
     (reader,) = readers
-    if reader.target not in _IN_PLACE.values() or reader.kwargs or not _same_shape(reader):
+    if reader.target not in OUT_OF_PLACE.values() or reader.kwargs or not _same_shape(reader):
         return None
-    values = [n.meta["val"] for n in (reader, *reader.all_input_nodes)]
-    return reader if surgery.fits(*values) and _writers(reader) is not None else None
+    values = [facts(n).value for n in (reader, *reader.all_input_nodes)]
+    return reader if edit.fits(*values) and _writers(reader) is not None else None
 
 
-def _free_reader(surgery: Surgery, made: fx.Node) -> None:
+def _free_reader(edit: GraphEdit, made: fx.Node) -> None:
     """What is done in place to the sum that reads it gets outputs of its own."""
-    reader = _reader(surgery, made)
+    reader = _reader(edit, made)
     writers = _writers(reader) if reader is not None else None
     if reader is not None and writers:
-        with surgery.graph.inserting_before(reader):
-            before = surgery.graph.call_function(reader.target, reader.args)
-        surgery.out_of_place(reader, before, writers)
+        with edit.graph.inserting_before(reader):
+            before = edit.graph.call_function(reader.target, reader.args)
+        edit.out_of_place(reader, before, writers)
 
 
 _NUM_CHANNELS = 512  # that are tried: two forms may agree on a few by luck
@@ -343,23 +289,23 @@ def _form_of(norm: fx.Node, value: torch.Tensor) -> Any:
     return _form(target, tuple(value.shape), value.device, float(norm.args[7]))
 
 
-def _dropout(surgery: Surgery, dropout: fx.Node) -> bool:
+def _dropout(edit: GraphEdit, dropout: fx.Node) -> bool:
     x, p, _ = dropout.args
     parts = {u.args[1]: u for u in dropout.users if u.target is operator.getitem}
     if set(parts) != {0, 1} or not 0 < p < 1 or _writers(parts[0]) != []:
         return False
     made, mask = parts[0], parts[1]
-    value = x.meta["val"]
-    if not surgery.fits(value, made.meta["val"]) or value.dtype not in _FLOATS:
+    value = facts(x).value
+    if not edit.fits(value, facts(made).value) or value.dtype not in _FLOATS:
         return False
     other = _made_elementwise(x, dropout)
-    if not (other or _reader(surgery, made)) or not _is_product(value.dtype, p, value.device):
+    if not (other or _reader(edit, made)) or not _is_product(value.dtype, p, value.device):
         return False
-    apart = Apart(dropout, dropout.args, surgery.unread(dropout, made))
-    _free_reader(surgery, made)
+    split = SplitOp(dropout, dropout.args, edit.unread(dropout, made))
+    _free_reader(edit, made)
     max(parts.values()).append(made)
     made.target, made.args = aten.native_dropout_backward.default, (x, mask, 1.0 / (1.0 - p))
-    made.meta["apart"] = apart
+    edit.split[made] = split
     if other is not None:
         dropout.args = (other, p, True)
     return True
@@ -375,7 +321,7 @@ def _made_elementwise(x: fx.Node, reader: fx.Node) -> fx.Node | None:
         return None
     below = x.args[0]
     assert isinstance(below, fx.Node)
-    value, wanted = below.meta["val"], x.meta["val"]
+    value, wanted = facts(below).value, facts(x).value
     same = value.shape == wanted.shape and value.stride() == wanted.stride()
     return below if same and value.dtype == wanted.dtype else None
 

@@ -13,14 +13,15 @@ on the same dense tensors.
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from rekindle.capture.node_facts import facts, set_facts
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.elementwise import CONVERSIONS
-from rekindle.rewrite.split_norm_dropout import Surgery
 from rekindle.torch_compat import CudaKernel
 
 aten = torch.ops.aten
@@ -208,28 +209,37 @@ def _works(dtype: torch.dtype, device: torch.device) -> bool:
 # --- rewriting ----------------------------------------------------------------------------------
 
 
-def turn_around(surgery: Surgery, nodes: Iterable[fx.Node]) -> None:
-    """Copies, sums and layer norms of turned tensors among these nodes."""
+def turn_around(edit: GraphEdit) -> None:
+    """Copies, sums and layer norms of turned tensors in a forward."""
+    _turn(edit, edit.nodes)
+
+
+def turn_around_backward(edit: GraphEdit) -> None:
+    """The same in a backward."""
+    _turn(edit, edit.backward)
+
+
+def _turn(edit: GraphEdit, nodes: Iterable[fx.Node]) -> None:
     for node in nodes:
         if node.target is aten.clone.default:
-            value = node.meta["val"]
-            if value.is_contiguous() and _is_turned(surgery, node.args[0], value):
+            value = facts(node).value
+            if value.is_contiguous() and _is_turned(edit, node.args[0], value):
                 node.target, node.args, node.kwargs = turned, (node.args[0],), {}
         elif node.target is aten.add.Tensor:
-            _turn_sum(surgery, node)
+            _turn_sum(edit, node)
         elif node.target is aten.native_layer_norm.default:
-            _turn_arguments(surgery, node, (0,))
+            _turn_arguments(edit, node, (0,))
         elif node.target is aten.native_layer_norm_backward.default:
-            _turn_arguments(surgery, node, (0, 1))
+            _turn_arguments(edit, node, (0, 1))
 
 
-def _is_turned(surgery: Surgery, source: Any, made: torch.Tensor) -> bool:
+def _is_turned(edit: GraphEdit, source: Any, made: torch.Tensor) -> bool:
     """Whether the source lies turned to what is made of it, in a way and size that pays."""
-    value = source.meta["val"] if isinstance(source, fx.Node) else None
+    value = facts(source).value if isinstance(source, fx.Node) else None
     return (
         isinstance(value, torch.Tensor)
-        and (surgery.anywhere or value.is_cuda)
-        and value.numel() >= surgery.smallest
+        and (edit.anywhere or value.is_cuda)
+        and value.numel() >= edit.smallest
         and value.dtype in _BITS
         and value.dtype == made.dtype
         and value.shape == made.shape
@@ -238,13 +248,13 @@ def _is_turned(surgery: Surgery, source: Any, made: torch.Tensor) -> bool:
     )
 
 
-def _turn_sum(surgery: Surgery, node: fx.Node) -> None:
-    made = node.meta["val"]
+def _turn_sum(edit: GraphEdit, node: fx.Node) -> None:
+    made = facts(node).value
     if node.kwargs or len(node.args) != 2 or not all(isinstance(a, fx.Node) for a in node.args):
         return
     if made.dtype not in _SUMS or not _is_dense(made.shape, made.stride()):
         return
-    values = [a.meta["val"] for a in node.all_input_nodes]
+    values = [facts(a).value for a in node.all_input_nodes]
     kept = [k for k, v in enumerate(values) if v.stride() == made.stride()]
     if (
         len(values) != 2
@@ -253,24 +263,27 @@ def _turn_sum(surgery: Surgery, node: fx.Node) -> None:
     ):
         return
     other = node.args[1 - kept[0]]
-    if _is_turned(surgery, other, made):
+    if _is_turned(edit, other, made):
         node.target, node.args = add_turned, (node.args[kept[0]], other)
 
 
-def _turn_arguments(surgery: Surgery, node: fx.Node, positions: Sequence[int]) -> None:
+def _turn_arguments(edit: GraphEdit, node: fx.Node, positions: Sequence[int]) -> None:
     """The op copies these arguments where they are not contiguous: it gets the copies."""
     args = list(node.args)
     for k in positions:
         source = args[k]
         assert isinstance(source, fx.Node)
-        value = source.meta["val"]
+        value = facts(source).value
         made = value.new_empty(value.shape)
-        if not _is_turned(surgery, source, made):
+        if not _is_turned(edit, source, made):
             continue
-        with surgery.graph.inserting_before(node):
-            copy = surgery.graph.call_function(turned, (source,))
-        copy.meta = dict(node.meta)
-        copy.meta |= {"val": made, "writes": (), "storage": surgery.new_storage()}
-        copy.meta["storage_bytes"] = value.numel() * value.dtype.itemsize
+        with edit.graph.inserting_before(node):
+            copy = edit.graph.call_function(turned, (source,))
+        num_bytes = value.numel() * value.dtype.itemsize
+        storage = edit.new_storage()
+        known = replace(
+            facts(node), value=made, storage=storage, storage_bytes=num_bytes, writes=()
+        )
+        set_facts(copy, known)
         args[k] = copy
     node.args = tuple(args)

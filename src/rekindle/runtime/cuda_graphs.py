@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rekindle.capture.node_facts import facts
 from rekindle.torch_compat import backward_keeps_graph, borrowed, copy_all, eager_kernels
 
 if TYPE_CHECKING:
@@ -219,10 +220,10 @@ class Graphs:
 def _mutated_argument(runner: "Runner") -> str:
     """Why not, where the model writes into what the caller gave: the copy would be written."""
     arguments = {
-        runner.placeholders[i].meta["storage"] for i, (k, _) in enumerate(runner.origins) if k == 1
+        facts(runner.placeholders[i]).storage for i, (k, _) in enumerate(runner.origins) if k == 1
     }
     for node in runner.joint.nodes:
-        if any(w.meta["storage"] in arguments for w in node.meta.get("writes", ())):
+        if any(facts(w).storage in arguments for w in facts(node).writes):
             return f"{node.target} writes into an argument"
     return ""
 

@@ -11,19 +11,28 @@ from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Problem, Schedule
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
-from rekindle.runtime.runner import Runner
+from rekindle.runtime.runner import RecordBackward, Runner
 from rekindle.torch_compat import outside_modes
 
 
 class LateRunner:
-    __slots__ = ("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_runner", "_schedule")
+    __slots__ = (
+        *("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_record_backward"),
+        *("_runner", "_schedule"),
+    )
 
     def __init__(
-        self, program: Program, problem: Problem, schedule: Schedule, cuda_graph: bool = False
+        self,
+        program: Program,
+        problem: Problem,
+        schedule: Schedule,
+        record_backward: RecordBackward,
+        cuda_graph: bool = False,
     ) -> None:
         self._program = program
         self._problem = problem
         self._schedule = schedule
+        self._record_backward = record_backward
         self._cuda_graph = cuda_graph
         self._guards = Guards(program.joint)
         self._lock = threading.Lock()
@@ -42,6 +51,7 @@ class LateRunner:
                     self._runner = Runner(
                         self._program,
                         self._schedule,
+                        self._record_backward,
                         self._cuda_graph,
                         self._guards,
                         self._problem,

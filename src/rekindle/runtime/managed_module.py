@@ -13,18 +13,18 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from rekindle.capture import JointGraph, capture
+from rekindle.capture import JointGraph
 from rekindle.capture.pytrees import Structure, split
 from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.plans.options import OnMiss
 from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
 from rekindle.runtime.runner import Runner
 
-OnMiss = Literal["eager", "replan", "raise"]
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
 log = logging.getLogger("rekindle")
@@ -56,12 +56,14 @@ class Manager:
         on_miss: OnMiss,
         make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], Any],
         plan_joint: Callable[..., Any],
+        record: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], JointGraph],
         loss_fn: Callable[..., Any] | None,
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
         self.make_plan = make_plan
         self.plan_joint = plan_joint
+        self.record = record  # what the model runs, before any rewrite
         self.loss_fn = loss_fn
         self.max_plans = max_plans
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
@@ -71,7 +73,10 @@ class Manager:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
         """Plans are shared; what they know of one module's objects is looked up anew."""
-        new = Manager(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn, self.max_plans)
+        new = Manager(
+            *(self.on_miss, self.make_plan, self.plan_joint, self.record, self.loss_fn),
+            max_plans=self.max_plans,
+        )
         fresh = {id(e): e.copied() for e in self.entries}
         new.first = None if self.first is None else fresh[id(self.first)]
         new.plans = {k: [fresh[id(e)] for e in entries] for k, entries in self.plans.items()}
@@ -314,8 +319,8 @@ def _is_unread(
     if not settings.has_default(name):
         del vars(owner)[name]
     try:
-        joint = capture(model, args, kwargs, call=captured_call(manager.loss_fn))
-        planned = entry.plan.joint
+        joint = manager.record(model, args, kwargs)
+        planned = entry.plan.joint.recorded
         if (joint.tangents, joint.autocast) != (planned.tangents, planned.autocast):
             joint = joint.with_tangents(planned.tangents, planned.autocast)
         return joint.is_like(planned)

@@ -11,7 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
+from rekindle.capture.node_facts import source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.emit import Stretch, emit
 from rekindle.lower.guards import Guards
@@ -30,6 +31,10 @@ from rekindle.torch_compat import (
     eager_kernels,
     outside_modes,
 )
+
+# The step of a joint graph with a backward for other gradients; its forward is the same, node by
+# node.
+RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
 
 
 class Step:
@@ -58,6 +63,7 @@ class Runner:
         self,
         program: Program,
         schedule: Schedule,
+        record_backward: RecordBackward,
         cuda_graph: bool = False,
         guards: Guards | None = None,
         problem: Problem | None = None,
@@ -66,10 +72,11 @@ class Runner:
         self.program = program
         self.schedule = schedule
         self.joint = joint
+        self.record_backward = record_backward
         self.lowered = lowered
         self.device = joint.device
         self.placeholders: tuple[fx.Node, ...] = tuple(
-            n for n in joint.nodes if n.op == "placeholder" and n.meta["source"].kind != "tangent"
+            n for n in joint.nodes if n.op == "placeholder" and source_of(n).kind != "tangent"
         )
         offset = len(joint.parameters)
         self.origins = [
@@ -80,11 +87,12 @@ class Runner:
             else (1, s.index)
             if s.kind == "input"
             else (2, s.index)
-            for s in (n.meta["source"] for n in self.placeholders)
+            for s in (source_of(n) for n in self.placeholders)
         ]
         position = {n: i for i, n in enumerate(self.placeholders)}
         self.guards = Guards(joint) if guards is None else guards
-        self.guard_positions = [position[n] for n in self.guards.placeholders]
+        position_of_source = {source_of(n): i for n, i in position.items()}
+        self.guard_positions = [position_of_source[source] for source in self.guards.sources]
         self.forward_positions = [position[n] for n in lowered.forward_residents]
         self.stretch_positions = [[position[n] for n in s.residents] for s in lowered.stretches]
         self.leaves = [list(s.gradients) for s in lowered.stretches]
@@ -102,7 +110,7 @@ class Runner:
         self.wanted: _OtherBackward | None = None  # what the last backward would have liked
         # What the caller could change before the backward: arguments, parameters, buffers.
         self.checked = [
-            [p for p in positions if self.placeholders[p].meta["source"].kind != "constant"]
+            [p for p in positions if source_of(self.placeholders[p]).kind != "constant"]
             for positions in self.stretch_positions
         ]
         self.cuda_graph = cuda_graph
@@ -111,9 +119,8 @@ class Runner:
     def _layouts(self, joint: JointGraph, slot: Mapping[int, int]) -> tuple[Any, ...]:
         """Per output slot: the layout in which its gradient is assumed to arrive, or None."""
         found: list[Any] = [None] * len(slot)
-        for tangent in joint.tangents:
-            shape = joint.outputs[tangent.output].meta["val"].shape
-            found[slot[tangent.output]] = _layout(shape, tangent.stride)
+        for tangent, like in zip(joint.tangents, joint.differentiated, strict=True):
+            found[slot[tangent.output]] = _layout(like.shape, tangent.stride)
         return tuple(found)
 
     def gather(
@@ -260,12 +267,12 @@ class Runner:
             for k, g in enumerate(grads)
             if g is not None
         )
-        joint = self.joint.with_tangents(tangents, autocast_state())
+        joint = self.record_backward(self.joint, tangents, autocast_state())
         with outside_modes():  # lowering tries calls, which are no part of the step
             return _OtherBackward(self, joint)
 
     def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
-        source = self.placeholders[p].meta["source"]
+        source = source_of(self.placeholders[p])
         return RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: {source.kind} {source.name} of shape {list(tensor.shape)} is at version "
@@ -305,7 +312,7 @@ class _OtherBackward:
         self.stretch = stretch
         position = {n: i for i, n in enumerate(runner.placeholders)}
         self.residents = [
-            (position[n], None) if n in position else (-1, joint.constants[n.meta["source"].index])
+            (position[n], None) if n in position else (-1, joint.constants[source_of(n).index])
             for n in stretch.residents
         ]
         self.slots = [runner.internal.index(t.output) for t in joint.tangents]
@@ -339,7 +346,7 @@ def _twin(runner: Runner, program: Program) -> Runner | None:
     )
     if not same:
         return None
-    twin = Runner(program, runner.schedule)
+    twin = Runner(program, runner.schedule, runner.record_backward)
     fits = (
         twin.placeholders == runner.placeholders
         and twin.lowered.saved == runner.lowered.saved

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from rekindle.capture import Tangent, capture
+from rekindle.capture.node_facts import facts
 from rekindle.capture.pytrees import split
 from rekindle.errors import CaptureError
 from rekindle.program import analyse
@@ -14,7 +15,7 @@ def targets(joint, phase):
     return [
         str(n.target)
         for n in joint.nodes
-        if n.op == "call_function" and n.meta["phase"] == phase and "getitem" not in str(n.target)
+        if n.op == "call_function" and facts(n).phase == phase and "getitem" not in str(n.target)
     ]
 
 
@@ -161,7 +162,7 @@ def test_only_the_loss_gets_a_gradient_where_there_is_one():
             return {"logits": logits, "loss": logits.square().mean()}
 
     joint = capture(Model(), (torch.randn(2, 4),))
-    assert [joint.outputs[t.output].meta["val"].dim() for t in joint.tangents] == [0]
+    assert [facts(joint.outputs[t.output]).value.dim() for t in joint.tangents] == [0]
     other = joint.with_tangents([Tangent(0, (4, 1)), Tangent(1, ())])
     assert len(other.tangents) == 2
     assert other.nodes[: len(joint.session.forward_nodes)] == joint.session.forward_nodes
@@ -195,7 +196,7 @@ def test_capture_leaves_the_model_alone():
 def test_module_paths_forward_and_backward():
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))
     joint = capture(model, (torch.randn(2, 4),))
-    paths = {str(n.target): n.meta["module"] for n in joint.nodes if n.op == "call_function"}
+    paths = {str(n.target): facts(n).module for n in joint.nodes if n.op == "call_function"}
     assert paths["aten.tanh.default"] == "1.0"
     assert paths["aten.tanh_backward.default"] == "1.0"
 

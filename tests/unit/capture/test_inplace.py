@@ -8,12 +8,15 @@ import torch
 
 from rekindle import rematerialize, verify
 from rekindle.capture import capture
+from rekindle.capture.node_facts import facts
 from rekindle.core import keep_all, simulate
 from rekindle.profile import profile_nodes
 from rekindle.program import analyse
 from rekindle.program.formulate import formulate
 from rekindle.program.inplace import OVER
 from rekindle.rewrite.cross_entropy import join_loss_gradients, over, whole
+from rekindle.rewrite.graph_edit import GraphEdit
+from rekindle.rewrite.passes import rewrite
 
 aten = torch.ops.aten
 SHAPES = [(7, 33), (64, 1000), (3, 5, 1031), (16, 5003)]
@@ -120,7 +123,7 @@ def test_the_loss_region_holds_the_logits_once(device: torch.device) -> None:
     """Eager holds the log-probabilities, their sparse gradient and its result together."""
     model = Classifier().to(device)
     args = torch.randn(256, 8, device=device), torch.randint(4096, (256,), device=device)
-    joint = capture(model, args)
+    joint = rewrite(capture(model, args))
     program = analyse(joint)
     names = [op.name for op in program.ops]
     assert any("nll_log_softmax_backward" in name for name in names)
@@ -138,25 +141,24 @@ def problem_workspace(problem: Any) -> int:
 
 def test_a_gradient_with_two_readers_is_left_alone(device: torch.device) -> None:
     """Only a sparse gradient that nobody else reads is made in parts."""
-    joint = capture(
-        Classifier().to(device),
-        (torch.randn(4, 8, device=device), torch.randint(9, (4,), device=device)),
-    )
+    given = torch.randn(4, 8, device=device), torch.randint(9, (4,), device=device)
+    joint = rewrite(capture(Classifier().to(device), given))
     before = [n.target for n in joint.nodes]
-    join_loss_gradients(joint.nodes)  # a second time changes nothing
+    edit = GraphEdit(joint.nodes[0].graph, int, 0, False, forward=())
+    join_loss_gradients(edit)  # a second time changes nothing
     assert [n.target for n in joint.nodes] == before
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_value_written_over_another_has_its_block(which: int) -> None:
     """Of two blocks for as many bytes one may be larger: the allocator does not always split."""
-    joint = capture(Classifier(), (torch.randn(256, 8), torch.randint(4096, (256,))))
+    joint = rewrite(capture(Classifier(), (torch.randn(256, 8), torch.randint(4096, (256,)))))
     program = analyse(joint)
     profile = profile_nodes(joint.nodes)
     op = next(op for op in program.ops if op.inplace)
     pair = op.inplace[0]
     made = program.values[pair[which]].storage
-    node = next(n for n in joint.nodes if n.meta.get("storage") == made)
+    node = next(n for n in joint.nodes if facts(n).storage == made)
     distinct = profile.which[profile.names.index(node.name)]
     seen = 256 * 4096 * 4 + 614_400
     larger = replace(profile.ops[distinct], output_bytes=(seen,))

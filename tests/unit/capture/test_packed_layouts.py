@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from rekindle.capture.node_facts import NodeFacts, facts, has_facts, set_facts
 from rekindle.rewrite import packed_attention
+from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.packed_attention import (
     lies_packed,
     pack_gradients,
@@ -54,8 +57,8 @@ def recorded(parts=(0, 1, 2), *, extra_reader=False, bias=None):
     on_gpu = torch._subclasses.FakeTensorMode()
 
     def described(node, value, like=None):
-        node.meta = {"val": value, "phase": "backward"}
-        node.meta["storage"] = next(storages) if like is None else like.meta["storage"]
+        storage = next(storages) if like is None else facts(like).storage
+        set_facts(node, NodeFacts(value, storage, phase="backward"))
         return node
 
     with on_gpu:
@@ -67,7 +70,7 @@ def recorded(parts=(0, 1, 2), *, extra_reader=False, bias=None):
         backward = graph.call_function(
             BACKWARD, (*given[:4], bias, given[4], *more, 0.0, mask), {"scale": 0.5}
         )
-        backward.meta = {"phase": "backward"}
+        set_facts(backward, NodeFacts(phase="backward"))
         views = []
         for k in parts:
             got = described(graph.call_function(operator.getitem, (backward, k)), dense)
@@ -81,7 +84,8 @@ def recorded(parts=(0, 1, 2), *, extra_reader=False, bias=None):
         if extra_reader:
             read = graph.call_function(torch.ops.aten.neg.default, (views[0],))
             results.append(described(read, dense))
-    return tuple(graph.nodes), results, whole
+    edit = GraphEdit(graph, lambda: next(storages), 0, False, tuple(results), forward=())
+    return edit, whole
 
 
 @pytest.fixture
@@ -91,8 +95,8 @@ def offered(monkeypatch):
 
 @pytest.mark.usefixtures("offered")
 def test_the_op_takes_the_place_of_both():
-    nodes, results, whole = recorded()
-    pack_gradients(nodes, results)
+    edit, whole = recorded()
+    pack_gradients(edit)
     assert whole.target is packed_attention_backward
     names = [getattr(a, "name", a) for a in whole.args]
     assert names[:8] == ["g", "q", "k", "v", "out", "lse", "seed", "offset"]
@@ -104,17 +108,18 @@ def test_the_op_takes_the_place_of_both():
     "options", [{"parts": (1, 0, 2)}, {"parts": (0, 1)}, {"extra_reader": True}, {"bias": 1}]
 )
 def test_what_does_not_fit_stays(options):
-    nodes, results, whole = recorded(**options)
-    pack_gradients(nodes, results)
+    edit, whole = recorded(**options)
+    pack_gradients(edit)
     assert whole.target is stacked
 
 
 @pytest.mark.usefixtures("offered")
 def test_what_is_written_into_stays():
-    nodes, results, whole = recorded()
+    edit, whole = recorded()
+    nodes = edit.nodes
     writer = whole.graph.call_function(torch.ops.aten.neg_.default, (nodes[1],))
-    writer.meta = {"storage": nodes[1].meta["storage"], "writes": (nodes[1],)}
-    pack_gradients((*nodes, writer), results)
+    set_facts(writer, NodeFacts(storage=facts(nodes[1]).storage, writes=(nodes[1],)))
+    pack_gradients(edit)
     assert whole.target is stacked
 
 
@@ -150,8 +155,8 @@ def with_copy(*, length=SIZE, other_reader=False, given=False):
     storages = itertools.count()
 
     def described(node, value, like=None, phase="forward"):
-        node.meta = {"val": value, "phase": phase, "storage_bytes": 0}
-        node.meta["storage"] = next(storages) if like is None else like.meta["storage"]
+        storage = next(storages) if like is None else facts(like).storage
+        set_facts(node, NodeFacts(value, storage, phase=phase))
         return node
 
     with torch._subclasses.FakeTensorMode():
@@ -161,12 +166,13 @@ def with_copy(*, length=SIZE, other_reader=False, given=False):
             node = graph.call_function(aten.alias.default, (node,))
         projection = described(node, made.permute(2, 0, 1, 3))
         for placeholder in graph.nodes:
-            placeholder.meta.setdefault("storage", next(storages))
+            if not has_facts(placeholder):
+                set_facts(placeholder, NodeFacts(storage=next(storages)))
         copy = graph.call_function(
             aten.clone.default, (projection,), {"memory_format": torch.contiguous_format}
         )
         dense = torch.empty(made.permute(2, 0, 1, 3).shape, device="cuda")
-        whole = described(copy, dense).meta["val"]
+        whole = facts(described(copy, dense)).value
         views = []
         for k in range(3):
             value = whole.select(0, k).view(LENGTH, BATCH, HEADS, length).permute(1, 2, 0, 3)
@@ -175,11 +181,12 @@ def with_copy(*, length=SIZE, other_reader=False, given=False):
         out = described(graph.call_function(FORWARD, (*views, None, True)), whole.select(0, 0))
         if other_reader:
             described(graph.call_function(aten.cat.default, ([views[0]],)), whole.select(0, 0))
-        read_in_place(graph)
-        num_before = len(graph.nodes)
+        edit = GraphEdit(graph, lambda: next(storages), 0, False)
+        read_in_place(edit)
+        edit = replace(edit, forward=edit.nodes, num_before=len(graph.nodes))
         back = graph.call_function(BACKWARD, (out, *views, None, out))
         described(back, whole.select(0, 0), phase="backward")
-        read_in_place_again(graph, tuple(graph.nodes)[num_before:])
+        read_in_place_again(edit)
     return out, back, copy
 
 
@@ -192,7 +199,7 @@ def test_attention_reads_the_projection():
             stride = [row, SIZE, BATCH * row, 1]
             shape = [BATCH, HEADS, LENGTH, SIZE]
             assert list(view.args[1:]) == [shape, stride, k * HEADS * SIZE]
-            assert view.meta["storage"] == copy.args[0].meta["storage"]
+            assert facts(view).storage == facts(copy.args[0]).storage
 
 
 @pytest.mark.parametrize("options", [{"length": 3}, {"other_reader": True}, {"given": True}])

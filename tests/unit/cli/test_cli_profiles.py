@@ -9,10 +9,10 @@ from rekindle.cli.entry import main
 from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
-    budget_options,
-    profile_options,
+    options_of,
     profiling_shown,
 )
+from rekindle.plans.options import Options
 from rekindle.profile import OpProfile, ProfileProgress, Source
 from rekindle.profile.cache import ProfileCache
 
@@ -64,20 +64,19 @@ def parsed(*argv):
 
 
 def test_options_become_arguments_of_plan():
-    assert profile_options(parsed()) == {"profile": "measure"}
-    assert profile_options(parsed("--profile", "estimate")) == {"profile": "estimate"}
-    assert profile_options(parsed("--device-profile", "h200")) == {"device_profile": "h200"}
-    assert budget_options(parsed()) == {}
-    assert budget_options(parsed("--device-budget", "auto", "--optimizer", "adamw")) == {
-        "device_budget": "auto",
-        "headroom": 0.05,
-        "optimizer": "adamw",
-    }
-    assert budget_options(parsed("--device-budget", "1GiB", "--headroom", "64MiB")) == {
-        "device_budget": "1GiB",
-        "headroom": "64MiB",
-        "optimizer": None,
-    }
+    assert options_of(parsed()) == Options(profile="measure")
+    assert options_of(parsed("--profile", "estimate")) == Options(profile="estimate")
+    assert options_of(parsed("--device-profile", "h200")) == Options(device_profile="h200")
+    assert options_of(parsed("--device-budget", "auto", "--optimizer", "adamw")) == Options(
+        device_budget="auto", headroom=0.05, optimizer="adamw"
+    )
+    assert options_of(parsed("--device-budget", "1GiB", "--headroom", "64MiB")) == Options(
+        device_budget="1GiB", headroom="64MiB", optimizer=None
+    )
+    for text, headroom in (("0", 0), ("0.0", 0.0), ("0.1", 0.1), ("-1", "-1"), ("1.5.0", "1.5.0")):
+        found = options_of(parsed("--headroom", text)).headroom
+        assert (found, type(found)) == (headroom, type(headroom))
+    assert options_of(parsed(), on_miss="raise").on_miss == "raise"
 
 
 def test_progress_in_plain_lines(capsys):

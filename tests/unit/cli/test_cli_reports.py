@@ -208,3 +208,14 @@ def test_interrupted_report_is_written_all_the_same(big):
     assert code == 0
     assert "written to report.html" in out
     assert Path("report.html").stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("command", [["explain"], ["report", "--no-curve"], ["export"]])
+def test_a_plan_file_is_told_without_torch(command, tmp_path):
+    plan = Path(__file__).parents[2] / "instances" / "plans" / "mlp.json"
+    argv = [*command, str(plan), *(("--format", "chrome-trace") if command == ["export"] else ())]
+    code = f"import sys; from rekindle.cli import main; main({argv}); print('torch' in sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert told.stdout.splitlines()[-1] == "False"

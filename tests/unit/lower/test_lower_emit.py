@@ -9,6 +9,7 @@ from torch import nn
 
 import rekindle
 from rekindle.capture import capture
+from rekindle.capture.node_facts import NodeFacts, set_facts
 from rekindle.core import Schedule, keep_all
 from rekindle.errors import FileError, PlanMismatch
 from rekindle.lower import fast_calls
@@ -61,7 +62,8 @@ def test_views_that_undo_each_other_are_not_run():
 def test_short_forms_dispatch_the_same_op():
     graph = torch.fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")
-    a.meta["like"] = b.meta["like"] = torch.empty(2, 2)
+    for node in (a, b):
+        set_facts(node, NodeFacts(torch.empty(2, 2)))
     aten = torch.ops.aten
     assert fast_calls.call(graph, aten.mm.default, (a, b), {}).op == "call_method"
     assert fast_calls.call(graph, aten.view.default, (a, [4]), {}).target == "view"

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import rekindle
 from rekindle.core import Problem, Schedule
 from rekindle.core.files import problem_record
 from rekindle.errors import RekindleError
@@ -102,7 +101,7 @@ class _Worker:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        root = str(Path(rekindle.__file__).parents[1])
+        root = str(Path(__file__).parents[3])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, root],
             stdin=subprocess.PIPE,

@@ -8,8 +8,9 @@ import pytest
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.core.generate import chain, transformer
 from rekindle.errors import BudgetInfeasible
+from rekindle.plans.options import Options
 from rekindle.solve import find_solver, run_solver
-from rekindle.solving import Choice, choose
+from rekindle.solving import choose
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def test_a_budget_that_is_met_is_solved_once() -> None:
     solver = Recorder("no improvement")
     predictor: Any = Generous(problem)
     budget = 2 * simulate(problem, keep_all(problem)).peak
-    solution, kept = choose(Choice(solver=solver, cache=False), predictor, budget)
+    solution, kept = choose(Options(solver=solver, cache=False), predictor, budget)
     assert solution.schedule is not None
     assert not kept
     assert solver.budgets == [budget]
@@ -80,7 +81,7 @@ def test_an_interrupt_ends_the_search_for_a_budget_that_the_allocator_keeps() ->
     predictor: Any = Generous(problem)
     budget = simulate(problem, keep_all(problem)).peak
     with pytest.raises(KeyboardInterrupt):  # what was found does not fit: nothing to go on with
-        choose(Choice(solver=solver, cache=False), predictor, budget)
+        choose(Options(solver=solver, cache=False), predictor, budget)
     assert solver.budgets == [budget]
 
 
@@ -88,7 +89,7 @@ def test_an_interrupt_is_told_with_the_best_so_far(caplog: pytest.LogCaptureFixt
     problem = chain(6)
     predictor: Any = Generous(problem)
     budget = 2 * simulate(problem, keep_all(problem)).peak
-    solution, _ = choose(Choice(solver=Recorder("interrupt"), cache=False), predictor, budget)
+    solution, _ = choose(Options(solver=Recorder("interrupt"), cache=False), predictor, budget)
     assert solution.schedule == keep_all(problem)
     assert caplog.messages == ["interrupted; best so far +0.0 %, press again to stop"]
 
@@ -109,7 +110,7 @@ def test_each_further_try_begins_with_the_one_before_and_has_half_its_time() -> 
     budget = 2 * simulate(problem, keep_all(problem)).peak
     predictor: Any = NeverEnough(problem, budget)
     with pytest.raises(BudgetInfeasible):
-        choose(Choice(solver=solver, time_limit_s=8.0, cache=False), predictor, budget)
+        choose(Options(solver=solver, time_limit_s=8.0, cache=False), predictor, budget)
     assert solver.limits_s == [8.0, 4.0, 2.0, 1.0]
     assert solver.budgets == sorted(set(solver.budgets), reverse=True)
     assert solver.warm_starts == [None, *[keep_all(problem)] * 3]
@@ -122,7 +123,7 @@ def test_a_second_try_costs_little(share: float) -> None:
     predictor: Any = Generous(problem)
     base = simulate(problem, keep_all(problem))
     budget = int(share * base.peak)
-    found, _ = choose(Choice(time_limit_s=1.0, cache=False), predictor, budget)
+    found, _ = choose(Options(time_limit_s=1.0, cache=False), predictor, budget)
     assert found.schedule is not None
     assert predictor.peak_bytes(found.schedule) <= budget
     directly = run_solver(find_solver("auto"), problem, int(budget / 1.05), time_limit_s=4.0)
