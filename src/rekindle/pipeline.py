@@ -5,6 +5,7 @@ another backward, a model for a plan that is there already) is asked of it.
 """
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,42 +53,7 @@ class Captured:
         return self.program.joint
 
 
-<<<<<<< HEAD
 def plan_call(
-=======
-def manage_plan(
-    options: Options,
-    first: Plan | None,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    inplace: bool,
-    on_miss: OnMiss,
-    max_plans: int = MAX_PLANS,
-    planner: Planner | None = None,
-) -> nn.Module:
-    """The module that runs the plan, and plans again (by `planner`) as `on_miss` says."""
-    if on_miss not in ("eager", "replan", "raise"):
-        raise ValueError(f"on_miss is {on_miss!r}; expected 'eager', 'replan' or 'raise'")
-    if max_plans < 1:
-        raise ValueError(f"max_plans is {max_plans}; a managed module keeps one plan or more")
-    if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
-        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
-    manager = Manager(
-        on_miss,
-        planner or functools.partial(make_plan, options),
-        functools.partial(plan_again, options),
-        functools.partial(recorded, options),
-        options.loss_fn,
-        max_plans,
-    )
-    if first is not None:
-        manager.add(model, first, args, kwargs)
-    return manage(model, manager, inplace)
-
-
-def make_plan(
->>>>>>> rewrite
     options: Options,
     model: nn.Module,
     args: Sequence[Any],
@@ -97,11 +63,7 @@ def make_plan(
     """`first`: the plan that the same module has for its first kind of call. A fraction is one of
     this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
     which gradients are a larger share, has what the first one had."""
-<<<<<<< HEAD
-    joint = _capture(options, model, args, kwargs)
-=======
     joint = captured(options, model, args, kwargs)
->>>>>>> rewrite
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -111,7 +73,6 @@ def make_plan(
     return plan_joint(options, joint, type(model).__name__, given, at_least)
 
 
-<<<<<<< HEAD
 def plan_again(
     options: Options, joint: JointGraph, old: PlanRecord, given: DeviceBudget | None, same_ops: bool
 ) -> tuple[PlanRecord, Captured]:
@@ -141,7 +102,7 @@ def plan_joint(
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
         solution, kept = choose(options, predictor, budget)
         record = _record(options, program, profile, problem, solution, budget)
-    runner = LateRunner(program, problem, record.schedule, options.cuda_graph)
+    runner = _late_runner(options, program, problem, record.schedule)
     return record, Captured(program, profile, runner, options, given, kept)
 
 
@@ -164,11 +125,11 @@ def capture_for(
             f"the plan was made for {made.device}, the model is on {', '.join(sorted(where))}; "
             "plan again"
         )
-    joint = _capture(options, model, args, kwargs)
+    joint = captured(options, model, args, kwargs)
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__)
     _check_match(record, program, problem)
-    runner = LateRunner(program, problem, record.schedule, options.cuda_graph)
+    runner = _late_runner(options, program, problem, record.schedule)
     return Captured(program, profile, runner, options)
 
 
@@ -194,7 +155,8 @@ def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None
             "the plan was made for a model of the same ops and other sizes: other widths, "
             "input shapes or dtypes; plan again"
         )
-=======
+
+
 def recorded(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> JointGraph:
@@ -216,7 +178,6 @@ def with_backward(
     node."""
     other = joint.with_tangents(tangents, autocast)
     return rewrite(other, fuse=options.fuse, beside=joint)
->>>>>>> rewrite
 
 
 def device_budget(
@@ -243,12 +204,6 @@ def torch_release() -> str:
 
 
 # ---- stages
-
-
-def _capture(
-    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> JointGraph:
-    return capture(model, args, kwargs, call=captured_call(options.loss_fn), fuse=options.fuse)
 
 
 def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program, Profile, Problem]:
@@ -280,7 +235,6 @@ def _record(
         schedule=solution.schedule,
         status=solution.status,
         bound=solution.bound,
-<<<<<<< HEAD
         budget_bytes=budget,
         solver=solution.solver,
         # Where there is nothing to drop, a plan without its outputs is one that holds them.
@@ -293,17 +247,11 @@ def _record(
             costs_device=profile.device,
             costs=tuple((source.value, n) for source, n in profile.num_by_source.items()),
         ),
-=======
-        profile=profile,
-        device_budget=given,
-        options=options,
-        late_runner=LateRunner(
-            program,
-            problem,
-            solution.schedule,
-            functools.partial(with_backward, options),
-            options.cuda_graph,
-        ),
-        kept=kept,
->>>>>>> rewrite
     )
+
+
+def _late_runner(
+    options: Options, program: Program, problem: Problem, schedule: Schedule
+) -> LateRunner:
+    again = functools.partial(with_backward, options)
+    return LateRunner(program, problem, schedule, again, options.cuda_graph)

@@ -118,70 +118,9 @@ def write_report(found: Account, path: Any, time_limit_s: float = CURVE_LIMIT_S)
     return write_page(found, path)
 
 
-<<<<<<< HEAD
 def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
     """What a plan file says of its making."""
     made, options = plan.provenance, plan.options
-=======
-HOST_IS_SLOW = 1.1  # times the device's time
-LOSS_MAKES = 2  # times the outputs, beside their gradients: cross-entropy, of what is common
-
-
-def _advice(plan: "Plan") -> str:
-    return "\n".join(filter(None, (_slow_host(plan), _loss_outside(plan))))
-
-
-def _loss_outside(plan: "Plan") -> str:
-    """That the caller's loss, which no plan counts, may need more than there is."""
-    problem, loss = plan.problem, plan.problem.loss_op
-    outputs = plan.joint.differentiated
-    makes = LOSS_MAKES * sum(o.numel() * o.element_size() for o in outputs if o.dim())
-    if loss is None or not makes:
-        return ""
-    memory = simulate(problem, plan.schedule).memory[plan.schedule.ops.index(loss)]
-    limit = plan.peak_bytes if plan.budget_bytes is None else plan.budget_bytes
-    if memory + makes <= limit:
-        return ""
-    return (
-        f"The loss is outside the plan. One such as cross-entropy makes "
-        f"{format.size(problem, makes)} for itself, which comes to "
-        f"{format.size(problem, memory + makes)} then, with {format.size(problem, limit)} to "
-        f"stay within: loss_fn= takes the loss into the plan."
-    )
-
-
-def _slow_host(plan: "Plan") -> str:
-    """That a GPU waits for the host, where it does."""
-    from rekindle.predict.predictor import Predictor
-
-    if plan.profile.kind != "cuda" or plan.options.cuda_graph:
-        return ""
-    predictor = Predictor(plan.program, plan.profile, plan.problem)
-    issued, done = predictor.stream_sums(plan.schedule)
-    if issued <= HOST_IS_SLOW * done:
-        return ""
-    return (
-        f"The host needs {issued / 1e6:.3g} ms to issue a step that the GPU runs in "
-        f"{done / 1e6:.3g} ms: cuda_graph=True records the step and takes the difference away."
-    )
-
-
-def _made_for(plan: "Plan") -> tuple[tuple[str, str], ...]:
-    import torch
-
-    facts = [
-        ("torch", torch.__version__),
-        ("device", str(plan.joint.device)),
-        ("costs", plan.profile.summary()),
-    ]
-    if plan.device_budget is not None:
-        facts.append(("device budget", str(plan.device_budget)))
-    return tuple(facts)
-
-
-def _stored_for(plan: "StoredPlan") -> tuple[tuple[str, str], ...]:
-    """What a plan file says of its making; files of other releases may say less."""
->>>>>>> rewrite
     said = (
         ("rekindle", made.rekindle),
         ("torch", made.torch),

@@ -22,7 +22,7 @@ def _loss_outside(predictor: Predictor, schedule: Schedule, budget_bytes: int | 
     """That the caller's loss, which no plan counts, may need more than there is."""
     problem, joint = predictor.problem, predictor.program.joint
     loss = problem.loss_op
-    outputs = [joint.outputs[t.output].meta["val"] for t in joint.tangents]
+    outputs = joint.differentiated
     makes = LOSS_MAKES * sum(o.numel() * o.element_size() for o in outputs if o.dim())
     if loss is None or not makes:
         return ""
