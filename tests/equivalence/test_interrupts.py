@@ -92,7 +92,7 @@ def test_outside_of_the_search_it_is_raised_at_once(options: str) -> None:
 def test_before_any_schedule_it_is_raised() -> None:
     """A budget that keep-all misses, and Ctrl-C before anything else was looked at."""
     code = """
-from rekindle.solve import auto
+from rekindle.solve.auto import auto
 auto._Search._exactly = press
 rekindle.plan(model, (x,), budget=0.7, profile="estimate", cache=False); print("not here")
 """
