@@ -12,9 +12,8 @@ def advice(
     predictor: Predictor, schedule: Schedule, budget_bytes: int | None, cuda_graph: bool
 ) -> str:
     """A sentence a line; without a budget, the schedule's own peak is what to stay within."""
-    found = [_loss_outside(predictor, schedule, budget_bytes)]
-    if not cuda_graph:
-        found.append(_slow_host(predictor, schedule))
+    found = ["" if cuda_graph else _slow_host(predictor, schedule)]
+    found.append(_loss_outside(predictor, schedule, budget_bytes))
     return "\n".join(filter(None, found))
 
 
