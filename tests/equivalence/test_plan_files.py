@@ -21,7 +21,7 @@ from rekindle import pipeline
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
-from rekindle.solve.constraints import check_wishes, meant, wishes_of
+from rekindle.solve.constraints import check_constraints, parse_constraints, resolve
 
 CPU = torch.device("cpu")
 
@@ -149,9 +149,9 @@ def test_wishes_hold_in_training_and_in_the_file(tmp_path: Path) -> None:
 
     wishes = {"save": "2", "recompute": ["[013]::gelu", "4.0"]}
     plan = planned(example(), budget=1.0, **wishes)
-    wanted = meant(plan.problem, wishes_of(**wishes))
+    wanted = resolve(plan.problem, parse_constraints(**wishes))
     assert len(wanted.save) >= 2
-    check_wishes(plan.problem, wanted, plan.schedule)
+    check_constraints(plan.problem, wanted, plan.schedule)
     assert plan.cost_ns > plan.keep_all_cost_ns  # even where everything would fit
     path = tmp_path / "plan.json"
     plan.save(path)

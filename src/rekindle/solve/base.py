@@ -82,7 +82,7 @@ def run_solver(
         raise SolverUnavailable(sentence)
     start = time.monotonic()
     small, kept = without_dead_ops(problem)
-    small, shift = _in_larger_units(small)
+    small, shift = _scale_costs(small)
     if (reason := solver.accepts(small)) is not None:
         raise SolverRefused(f"solver {solver.name!r} does not handle this problem: {reason}")
     if warm_start is not None:
@@ -106,10 +106,10 @@ def run_solver(
         seed=seed,
         wall_s=time.monotonic() - start,
     )
-    return _believe(problem, budget, solution)
+    return verify_solution(problem, budget, solution)
 
 
-def _in_larger_units(problem: Problem) -> tuple[Problem, int]:
+def _scale_costs(problem: Problem) -> tuple[Problem, int]:
     """The problem with costs that sum to less than 2^50, and the power of two they were divided
     by: solvers add up the costs of many runs, in 64 bits or in floats."""
     shift = max(0, sum(op.cost for op in problem.ops).bit_length() - 50)
@@ -119,7 +119,7 @@ def _in_larger_units(problem: Problem) -> tuple[Problem, int]:
     return problem, shift
 
 
-def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
+def verify_solution(problem: Problem, budget: int, solution: Solution) -> Solution:
     assert solution.status.has_schedule == (solution.schedule is not None), solution.status
     try:
         if solution.smallest is not None:
@@ -150,7 +150,7 @@ def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
     return solution
 
 
-def answer(
+def best_solution(
     problem: Problem,
     budget: int,
     candidates: Iterable[Sequence[int]],

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import best_solution, trivial_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class KeepAll:
         # Every op that is not dead runs at least once, so their cost is a bound.
         schedule = keep_all(problem)
         cost = sum(op.cost for op in problem.ops)
-        return answer(problem, budget, [schedule.ops], solver=self.name, bound=cost)
+        return best_solution(problem, budget, [schedule.ops], solver=self.name, bound=cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Sqrt:
                     break
         except KeyboardInterrupt:
             stopped_by = "interrupt"
-        return answer(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
+        return best_solution(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Floor:
         warm_start: Schedule | None = None,
     ) -> Solution:
         found, stopped_by = self._search(problem, budget, time.monotonic() + time_limit_s)
-        return answer(problem, budget, found, solver=self.name, stopped_by=stopped_by)
+        return best_solution(problem, budget, found, solver=self.name, stopped_by=stopped_by)
 
     def _search(
         self, problem: Problem, budget: int, deadline: float

@@ -10,9 +10,9 @@ Meaning, over any schedule of the problem:
 Every solver respects both, because they become part of an ordinary problem (`constrain`): `save`
 clears `recomputable`. For `recompute` the op gets a twin behind the loss (it reads a token that the
 loss makes), and the backward and other twins read the twin's results. A schedule of that problem is
-one of the given problem with twin and op the same, with no larger peak (`as_asked`). One gap is
+one of the given problem with twin and op the same, with no larger peak (`to_original`). One gap is
 closed there: an op that has no twin may run again behind the loss and read what stands before it;
-then its argument is made again first. `check_wishes` has the last word on the result.
+then its argument is made again first. `check_constraints` has the last word on the result.
 
 Known limits: the twin and a second run of the op behind the loss are two runs where one would do;
 `drop_needless_runs` removes what it can. A lower bound holds for the problem without wishes, which
@@ -34,7 +34,7 @@ Patterns = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Constraints:
     """Patterns as the user wrote them; see `matches`."""
 
     save: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Wishes:
         return ", ".join(parts)
 
 
-def wishes_of(save: str | Patterns = (), recompute: str | Patterns = ()) -> Wishes:
+def parse_constraints(save: str | Patterns = (), recompute: str | Patterns = ()) -> Constraints:
     """Patterns from what a caller gave: one, or several."""
     given = []
     for name, patterns in (("save", save), ("recompute", recompute)):
@@ -58,7 +58,7 @@ def wishes_of(save: str | Patterns = (), recompute: str | Patterns = ()) -> Wish
             if not isinstance(pattern, str) or not pattern.strip():
                 raise WishRefused(f"{name}: {pattern!r} is no pattern; give module paths or ops")
         given.append(listed)
-    return Wishes(*given)
+    return Constraints(*given)
 
 
 # ---- which ops are meant
@@ -101,17 +101,17 @@ def _is_call(pattern: str, calls: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ResolvedConstraints:
     """The op ids that wishes come down to."""
 
     save: frozenset[int]
     recompute: frozenset[int]
 
 
-def meant(problem: Problem, wishes: Wishes) -> Meant:
+def resolve(problem: Problem, constraints: Constraints) -> ResolvedConstraints:
     """Raises WishRefused where a pattern means nothing, or what cannot be done."""
-    saved = _matching(problem, "save", wishes.save)
-    again = _matching(problem, "recompute", wishes.recompute)
+    saved = _matching(problem, "save", constraints.save)
+    again = _matching(problem, "recompute", constraints.recompute)
     if both := saved.keys() & again.keys():
         op = min(both)
         raise WishRefused(
@@ -120,7 +120,7 @@ def meant(problem: Problem, wishes: Wishes) -> Meant:
         )
     if again and problem.loss_op is None:
         raise WishRefused("recompute: this problem has no loss, so nothing is kept for a backward")
-    return Meant(frozenset(saved), frozenset(again))
+    return ResolvedConstraints(frozenset(saved), frozenset(again))
 
 
 def _matching(problem: Problem, kind: str, patterns: Patterns) -> dict[int, str]:
@@ -149,22 +149,22 @@ def _hint(problem: Problem) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Constrained:
+class ConstrainedProblem:
     """An ordinary problem, and per op of it the op of the given one."""
 
     problem: Problem
     origin: tuple[int, ...]
 
 
-def constrain(problem: Problem, wanted: Meant) -> Constrained:
+def constrain(problem: Problem, resolved: ResolvedConstraints) -> ConstrainedProblem:
     """The wishes as a problem that any solver can take."""
     ops = [
-        replace(op, recomputable=False) if i in wanted.save else op
+        replace(op, recomputable=False) if i in resolved.save else op
         for i, op in enumerate(problem.ops)
     ]
-    if not wanted.recompute:
-        return Constrained(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
-    made = _Twins(problem, ops, wanted.recompute).build()
+    if not resolved.recompute:
+        return ConstrainedProblem(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
+    made = _Twins(problem, ops, resolved.recompute).build()
     check_problem(made.problem)
     return made
 
@@ -182,7 +182,7 @@ class _Twins:
         self.place: dict[int, int] = {}  # op of the given problem -> its place in the new one
         self.token = -1
 
-    def build(self) -> Constrained:
+    def build(self) -> ConstrainedProblem:
         behind = False
         for i, op in enumerate(self.given):
             if op.phase == "loss":
@@ -191,21 +191,21 @@ class _Twins:
                 op = replace(op, outputs=(*op.outputs, self.token))
                 behind = True
             elif behind:
-                op = self._behind(op)
+                op = self._after_loss(op)
             self._add(op, i)
         ops = [
             op if op.grad_of is None else replace(op, grad_of=self.place[op.grad_of])
             for op in self.ops
         ]
         new = replace(self.problem, values=tuple(self.values), ops=tuple(ops))
-        return Constrained(new, tuple(self.origin))
+        return ConstrainedProblem(new, tuple(self.origin))
 
     def _add(self, op: Op, origin: int) -> None:
         self.place.setdefault(origin, len(self.ops))
         self.ops.append(op)
         self.origin.append(origin)
 
-    def _behind(self, op: Op) -> Op:
+    def _after_loss(self, op: Op) -> Op:
         """The op with the twins' results for what it reads; makes those twins first."""
         for v in op.inputs:
             self._need(v)
@@ -272,15 +272,17 @@ class _Twins:
 # ---- back to the given problem
 
 
-def as_asked(problem: Problem, wanted: Meant, made: Constrained, schedule: Schedule) -> Schedule:
-    """A schedule of the constrained problem as one of the given problem that keeps the wishes."""
+def to_original(
+    problem: Problem, resolved: ResolvedConstraints, made: ConstrainedProblem, schedule: Schedule
+) -> Schedule:
+    """A schedule of the constrained problem as one of the given problem; keeps the constraints."""
     ops = [made.origin[i] for i in schedule.ops]
-    return Schedule(tuple(_fresh(problem, wanted.recompute, ops)))
+    return Schedule(tuple(_make_anew(problem, resolved.recompute, ops)))
 
 
-def _fresh(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
+def _make_anew(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
     """Behind the loss, what is to be recomputed is made anew before its first use."""
-    watched = _watched(problem, again)
+    watched = _values_to_remake(problem, again)
     stale: set[int] = set()
     result: list[int] = []
     for wanted in ops:
@@ -302,7 +304,7 @@ def _fresh(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[
     return result
 
 
-def _watched(problem: Problem, again: frozenset[int]) -> set[int]:
+def _values_to_remake(problem: Problem, again: frozenset[int]) -> set[int]:
     exempt = {*problem.held, *problem.outputs}
     return {
         v
@@ -312,16 +314,16 @@ def _watched(problem: Problem, again: frozenset[int]) -> set[int]:
     }
 
 
-def check_wishes(problem: Problem, wanted: Meant, schedule: Schedule) -> None:
+def check_constraints(problem: Problem, resolved: ResolvedConstraints, schedule: Schedule) -> None:
     """Raises InvalidSchedule with one sentence where a schedule breaks a wish."""
     runs = simulate(problem, schedule).runs
-    for i in sorted(wanted.save):
+    for i in sorted(resolved.save):
         if runs[i] > 1:
             raise InvalidSchedule(
                 f"{problem.ops[i].name!r} is to be saved and runs {runs[i]} times"
             )
     stale: set[int] = set()
-    watched = _watched(problem, wanted.recompute)
+    watched = _values_to_remake(problem, resolved.recompute)
     for op_id in schedule.ops:
         for v in problem.ops[op_id].inputs:
             if v in stale:
@@ -332,36 +334,36 @@ def check_wishes(problem: Problem, wanted: Meant, schedule: Schedule) -> None:
             stale = set(watched)
 
 
-def run_with_wishes(
+def run_constrained(
     solver: Solver,
     problem: Problem,
     budget: int,
-    wishes: Wishes,
+    constraints: Constraints,
     *,
     time_limit_s: float = 60.0,
     seed: int = 0,
     warm_start: Schedule | None = None,
 ) -> Solution:
     """`run_solver` on the problem as the user wants it; the answer is one of the given problem.
-    `warm_start` is one of that too, and serves where there are no wishes."""
-    if not wishes:
+    `warm_start` is one of that too, and serves where there are no constraints."""
+    if not constraints:
         return run_solver(
             solver, problem, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
         )
-    wanted = meant(problem, wishes)
-    made = constrain(problem, wanted)
+    resolved = resolve(problem, constraints)
+    made = constrain(problem, resolved)
     solution = run_solver(solver, made.problem, budget, time_limit_s=time_limit_s, seed=seed)
     if solution.schedule is None:
         smallest = solution.smallest
         return replace(
             solution,
-            smallest=None if smallest is None else as_asked(problem, wanted, made, smallest),
-            message=f"with {wishes}: {solution.message or solution.status.value}",
+            smallest=None if smallest is None else to_original(problem, resolved, made, smallest),
+            message=f"with {constraints}: {solution.message or solution.status.value}",
         )
     best: tuple[int, int, Schedule] | None = None
-    mapped = as_asked(problem, wanted, made, solution.schedule)
+    mapped = to_original(problem, resolved, made, solution.schedule)
     shorter = _native.drop_needless_runs(problem.native, list(mapped.ops), budget, 1.0)
-    for ops in (mapped.ops, _fresh(problem, wanted.recompute, shorter)):
+    for ops in (mapped.ops, _make_anew(problem, resolved.recompute, shorter)):
         schedule = Schedule(tuple(ops))
         trace = simulate(problem, schedule)
         if trace.peak <= budget and (best is None or (trace.cost, trace.peak) < best[:2]):
@@ -373,10 +375,10 @@ def run_with_wishes(
             schedule=None,
             smallest=mapped,
             bound=None,
-            message=f"with {wishes}: what was found has a peak above the budget",
+            message=f"with {constraints}: what was found has a peak above the budget",
         )
-    check_wishes(problem, wanted, best[2])
-    if not wanted.recompute:  # the solver's own proof holds
+    check_constraints(problem, resolved, best[2])
+    if not resolved.recompute:  # the solver's own proof holds
         return replace(solution, schedule=best[2])
     small, _ = without_dead_ops(problem)
     extra, _ = best_bound(small, budget, min(1.0, time_limit_s))
@@ -385,10 +387,12 @@ def run_with_wishes(
     return replace(solution, schedule=best[2], bound=bound, status=status)
 
 
-def smallest_with_wishes(problem: Problem, wishes: Wishes, time_limit_s: float = 5.0) -> Schedule:
-    """The schedule with the smallest peak found that keeps the wishes. Not a proof."""
-    if not wishes:
+def constrained_min_budget(
+    problem: Problem, constraints: Constraints, time_limit_s: float = 5.0
+) -> Schedule:
+    """The schedule with the smallest peak found that keeps the constraints. Not a proof."""
+    if not constraints:
         return min_budget(problem, time_limit_s)
-    wanted = meant(problem, wishes)
-    made = constrain(problem, wanted)
-    return as_asked(problem, wanted, made, min_budget(made.problem, time_limit_s))
+    resolved = resolve(problem, constraints)
+    made = constrain(problem, resolved)
+    return to_original(problem, resolved, made, min_budget(made.problem, time_limit_s))

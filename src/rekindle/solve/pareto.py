@@ -21,8 +21,8 @@ from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.auto.auto import Auto
-from rekindle.solve.base import Solver, answer, run_solver, trivial_floor, without_dead_ops
-from rekindle.solve.constraints import Wishes, as_asked, constrain, meant
+from rekindle.solve.base import Solver, best_solution, run_solver, trivial_floor, without_dead_ops
+from rekindle.solve.constraints import Constraints, constrain, resolve, to_original
 from rekindle.solve.min_budget import min_budget
 
 
@@ -43,21 +43,21 @@ def pareto(
     time_limit_s: float = 60.0,
     seed: int = 0,
     solver: Solver | None = None,
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
 ) -> tuple[Point, ...]:
     """The curve, from the smallest peak to keep-all; strictly falling in cost. With wishes, of the
     schedules that keep them, from which keep-all may be missing. An interrupt ends the search, and
     gives what was found."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
-    if wishes:
-        wanted = meant(problem, wishes)
-        made = constrain(problem, wanted)
+    if constraints:
+        resolved = resolve(problem, constraints)
+        made = constrain(problem, resolved)
         curve = pareto(
             made.problem, num_points=num_points, time_limit_s=time_limit_s, seed=seed, solver=solver
         )
         return envelope(
-            [point_of(problem, as_asked(problem, wanted, made, p.schedule)) for p in curve]
+            [point_of(problem, to_original(problem, resolved, made, p.schedule)) for p in curve]
         )
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
@@ -132,7 +132,7 @@ class Ladder:
         clock = ended & {"time limit", "interrupt"}
         stopped_by = min(clock) if clock else (last.stopped_by if last else "proof")
         # The bound of the rung is for a smaller budget than the one asked for.
-        return answer(
+        return best_solution(
             problem,
             budget,
             candidates,

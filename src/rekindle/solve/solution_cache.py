@@ -1,6 +1,6 @@
 """Solutions on disk, so that what was solved before is there at once.
 
-One JSON file per question: the problem by its hash (costs, and with them the device, included), the
+One JSON file per request: the problem by its hash (costs, and with them the device, included), the
 budget, the solver with its options, the seed, the user's own word and the release of Rekindle. A
 file appears by one rename, whole or not at all: a killed writer leaves at most a temporary file,
 which a later one sweeps away, and of two writers the later wins. A reader believes nothing: what is
@@ -27,8 +27,8 @@ from rekindle.solve.base import Solver
 
 FORMAT = "rekindle.solution"
 VERSION = 1
-MAX_KEPT = 512  # files; the least recently used go first
-_ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
+MAX_SOLUTIONS = 512  # files; the least recently used go first
+_ABANDONED_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 _FIELDS = {
     "key": dict,
     "status": str,
@@ -46,14 +46,14 @@ def solutions_dir() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SolveRequest:
     """What was asked of a solver; equal questions have equal answers, but for the time given."""
 
     problem: Problem
     budget: int
     solver: Solver
     seed: int
-    wishes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    constraints: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def key(self) -> dict[str, Any]:
@@ -65,11 +65,11 @@ class Question:
             "budget": self.budget,
             "solver": repr(self.solver),
             "seed": self.seed,
-            "wishes": [list(patterns) for patterns in self.wishes],
+            "wishes": [list(patterns) for patterns in self.constraints],
         }
 
     @property
-    def can_be_kept(self) -> bool:
+    def cacheable(self) -> bool:
         """A solver that is a plain dataclass tells all its options by its repr."""
         return dataclasses.is_dataclass(self.solver)
 
@@ -78,25 +78,25 @@ class Question:
         return solutions_dir() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def recall(question: Question, time_limit_s: float) -> Solution | None:
+def lookup(request: SolveRequest, time_limit_s: float) -> Solution | None:
     """The kept answer, simulated anew, or None."""
-    if not question.can_be_kept:
+    if not request.cacheable:
         return None
-    key = question.key
-    path = question.path(key)
+    key = request.key
+    path = request.path(key)
     try:
         record = read_json(path)
     except RekindleError:
         return None
-    solution = _understood(question, key, record, time_limit_s)
+    solution = _read_record(request, key, record, time_limit_s)
     if solution is not None:
         with contextlib.suppress(OSError):
             os.utime(path)  # used just now
     return solution
 
 
-def _understood(
-    question: Question, key: dict[str, Any], record: Any, time_limit_s: float
+def _read_record(
+    request: SolveRequest, key: dict[str, Any], record: Any, time_limit_s: float
 ) -> Solution | None:
     if type(record) is not dict or record.get("key") != key:
         return None
@@ -115,16 +115,16 @@ def _understood(
         return None
     schedule = Schedule(tuple(record["ops"]))
     try:
-        trace = simulate(question.problem, schedule)
+        trace = simulate(request.problem, schedule)
     except RekindleError:
         return None
-    if trace.peak > question.budget or (bound is not None and bound > trace.cost):
+    if trace.peak > request.budget or (bound is not None and bound > trace.cost):
         return None
     return Solution(
         status=status,
         schedule=schedule,
         solver=record["solver"],
-        seed=question.seed,
+        seed=request.seed,
         wall_s=record["wall_s"],
         bound=bound,
         stopped_by=record["stopped_by"],
@@ -132,12 +132,12 @@ def _understood(
     )
 
 
-def keep(question: Question, solution: Solution, time_limit_s: float) -> None:
+def store(request: SolveRequest, solution: Solution, time_limit_s: float) -> None:
     """Writes the answer down; gives up in silence where nothing can be written."""
-    if solution.schedule is None or solution.stopped_by == "interrupt" or not question.can_be_kept:
+    if solution.schedule is None or solution.stopped_by == "interrupt" or not request.cacheable:
         return
-    key = question.key
-    path = question.path(key)
+    key = request.key
+    path = request.path(key)
     record = {
         "key": key,
         "status": solution.status.name,
@@ -164,10 +164,10 @@ def _sweep(folder: Path) -> None:
             age = path.stat().st_mtime
             if path.suffix == ".json":
                 kept.append((age, path))
-            elif now - age > _ABANDONED_S:
+            elif now - age > _ABANDONED_AFTER_S:
                 path.unlink()
     kept.sort()
-    for _, path in kept[: max(0, len(kept) - MAX_KEPT)]:
+    for _, path in kept[: max(0, len(kept) - MAX_SOLUTIONS)]:
         path.unlink(missing_ok=True)
 
 

@@ -36,7 +36,7 @@ from typing import ClassVar
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.partition.treewidth import Node, OpGraph, bits, eliminate, separator_tree
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.progress import Progress, report
 
 KEEPS = (
@@ -80,7 +80,7 @@ class TWRemat:
         if time.monotonic() > search.deadline:
             stopped_by = stopped_by or "time limit"
         bound = sum(op.cost for op in problem.ops)
-        solution = answer(
+        solution = best_solution(
             problem,
             budget,
             search.found,

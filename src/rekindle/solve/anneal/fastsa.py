@@ -34,7 +34,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all
 from rekindle.core.simulate import run_native
 from rekindle.solve.anneal.node_grouping import Grouping, group_ops
-from rekindle.solve.base import LARGEST_COSTS, answer, too_large
+from rekindle.solve.base import LARGEST_COSTS, best_solution, too_large
 from rekindle.solve.progress import Progress, report
 
 Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float], float]
@@ -335,7 +335,7 @@ class _Search:
 
     def solution(self) -> Solution:
         found = [entry[2] for entry in (self.best, self.smallest) if entry is not None]
-        return answer(
+        return best_solution(
             self.problem,
             self.budget,
             found,

@@ -19,7 +19,7 @@ Step = tuple[Run, int, int]  # run, block, option
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence1:
+class ChainSequence:
     """A sequence of Table 1's operations and its cost by the chain's numbers."""
 
     steps: tuple[Step, ...]
@@ -38,10 +38,10 @@ class ChainProgram:
     def feasible(self, slots: int) -> bool:
         return slots >= 0 and self.table.cost(slots) < math.inf
 
-    def sequence(self, slots: int) -> Sequence1 | None:
+    def sequence(self, slots: int) -> ChainSequence | None:
         if not self.feasible(slots):
             return None
-        return Sequence1(tuple(self.table.build(slots)), int(self.table.cost(slots)))
+        return ChainSequence(tuple(self.table.build(slots)), int(self.table.cost(slots)))
 
     def slots_in(self, budget: int) -> int:
         """The slots that a budget leaves beside the base and the chain's own input."""
@@ -73,7 +73,7 @@ def solve_chain(
 
 def best_sequence(
     chain: Chain, budget: int, rule: Rule = Rule.persistent, *, slots: int = 500
-) -> Sequence1 | None:
+) -> ChainSequence | None:
     """The best sequence of Table 1's operations within the budget; None where there is none."""
     room = budget - chain.base - chain.blocks[0].input_size
     if room < 0:

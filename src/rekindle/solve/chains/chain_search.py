@@ -17,7 +17,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all
 from rekindle.core.simulate import run_native
 from rekindle.partition.chain import Chain, find_chain
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.chains.chain_dp import (
     ChainProgram,
     Rule,
@@ -115,11 +115,11 @@ class ChainSearch:
                     )
                 )
 
-    def answer(self, name: str) -> Solution:
+    def solution(self, name: str) -> Solution:
         # Every op that is not dead runs at least once, so their cost is a bound.
         bound = sum(op.cost for op in self.problem.ops)
         notes = (f"{len(self.chain)} blocks",)
-        solution = answer(
+        solution = best_solution(
             self.problem,
             self.budget,
             self.found,
@@ -189,7 +189,7 @@ def solve_by_rule(
                 break
             found = [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
     except KeyboardInterrupt:
-        return answer(problem, budget, found, solver=name, stopped_by="interrupt")
+        return best_solution(problem, budget, found, solver=name, stopped_by="interrupt")
     return solution
 
 
@@ -226,7 +226,7 @@ def solve_on_chain(
             search.prune()
     except KeyboardInterrupt:
         search.stopped_by = "interrupt"
-    return search.answer(name)
+    return search.solution(name)
 
 
 def _cost_levels(program: ChainProgram) -> list[int]:

@@ -137,7 +137,7 @@ class Sequential:
                 search.try_steps(segment_steps(len(chain), count))
         except KeyboardInterrupt:
             search.stopped_by = "interrupt"
-        return search.answer(self.name)
+        return search.solution(self.name)
 
 
 def _counts(num_blocks: int, max_trials: int) -> list[int]:

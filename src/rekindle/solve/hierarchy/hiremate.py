@@ -39,7 +39,7 @@ from rekindle.partition.layer_graph import (
     read_layers,
     reason_without_phases,
 )
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.hierarchy.hierarchy_level import Level, Plan, lower_plan
 from rekindle.solve.hierarchy.level_milp import LevelModel
 from rekindle.solve.hierarchy.option_makers import ByFastSA, ByRotor, ByTWRemat, keep_everything
@@ -105,7 +105,7 @@ class HiRemate:
             top.run()
         except KeyboardInterrupt:
             top.stopped_by = "interrupt"
-        return answer(
+        return best_solution(
             problem,
             budget,
             top.found,

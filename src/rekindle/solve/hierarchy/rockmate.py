@@ -26,7 +26,7 @@ from rekindle.partition.chain import Chain, Measure
 from rekindle.partition.chain import Option as ChainOption
 from rekindle.partition.parts import Form, Part, cut_ops
 from rekindle.partition.separators import Rows, find_rows
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.chains.chain_dp import Rule
 from rekindle.solve.chains.chain_search import solve_on_chain
 from rekindle.solve.hierarchy.option_makers import ByTWRemat, budget_grid
@@ -154,7 +154,7 @@ class Rockmate:
                     ready = deadline - 0.3 * time_limit_s
                     blocks.make_options(self.makers, ready, self.threads or num_cores())
         except KeyboardInterrupt:
-            return answer(problem, budget, found, solver=self.name, stopped_by="interrupt")
+            return best_solution(problem, budget, found, solver=self.name, stopped_by="interrupt")
         return solution
 
 

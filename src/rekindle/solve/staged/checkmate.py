@@ -30,7 +30,7 @@ import numpy as np
 
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.solve.backends.highs import Backend, MIPAnswer, Outcome, solve_mip
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.staged_milp import StagedModel
@@ -127,7 +127,7 @@ def staged_solution(
         candidates.append(result.schedule.ops)
     if warm_start is not None:
         candidates.append(warm_start.ops)
-    solution = answer(
+    solution = best_solution(
         problem,
         budget,
         candidates,

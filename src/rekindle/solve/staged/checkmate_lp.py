@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.backends.highs import LPAnswer, Outcome
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.checkmate import round_kept, without_schedule
@@ -82,7 +82,7 @@ class CheckmateLP:
             stopped_by = "time limit"
         # Every op runs at least once.
         bound = sum(op.cost for op in problem.ops)
-        solution = answer(
+        solution = best_solution(
             problem,
             budget,
             [schedule.ops for schedule in found],
