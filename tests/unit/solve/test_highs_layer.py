@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from rekindle.solve.backends import highs
-from rekindle.solve.backends.highs import INF, GrowingLP, Model, Outcome, solve_mip
+from rekindle.solve.backends import mip
+from rekindle.solve.backends.highs import GrowingLP
+from rekindle.solve.backends.mip import INF, Model, Outcome, solve_mip
 
 
 def knapsack(seed: int, num_items: int) -> tuple[Model, list[int], list[int], int]:
@@ -86,7 +87,10 @@ def test_a_start_is_taken():
     news = []
     start = dict.fromkeys(range(30), 1.0)  # leave everything out: feasible and dear
     solve_mip(
-        model, time_limit_s=30, start=start, on_news=lambda objective, *_: news.append(objective)
+        model,
+        time_limit_s=30,
+        start=start,
+        on_progress=lambda objective, *_: news.append(objective),
     )
     assert news[0] <= sum(model.cost)
 
@@ -99,7 +103,7 @@ def test_news_come_in_the_callers_thread_and_improve():
         assert threading.current_thread() is threading.main_thread()
         heard.append((objective, bound, x))
 
-    answer = solve_mip(model, time_limit_s=30, on_news=hear)
+    answer = solve_mip(model, time_limit_s=30, on_progress=hear)
     objectives = [objective for objective, _, _ in heard]
     assert objectives == sorted(objectives, reverse=True)
     assert any(x is not None for _, _, x in heard)
@@ -131,6 +135,6 @@ def test_ctrl_c_returns_what_there_is(ctrl_c_after):
 
 
 def test_gurobi_is_not_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(highs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(mip.importlib.util, "find_spec", lambda name: None)
     model, *_ = knapsack(3, 8)
     assert solve_mip(model, time_limit_s=10).outcome is Outcome.OPTIMAL

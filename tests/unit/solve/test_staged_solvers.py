@@ -24,7 +24,7 @@ from rekindle.core.generate import random_problem
 from rekindle.errors import SolverUnavailable
 from rekindle.solve import find_solver, listen, run_solver
 from rekindle.solve.backends.cpsat import _Worker
-from rekindle.solve.backends.highs import Outcome, solve_mip
+from rekindle.solve.backends.mip import Outcome, solve_mip
 from rekindle.solve.base import unavailable, without_dead_ops
 from rekindle.solve.staged.checkmate import Checkmate, cheapest_staged
 from rekindle.solve.staged.checkmate_lp import CheckmateLP

@@ -1,15 +1,15 @@
-"""Gurobi for the MIPs of `highs`, where gurobipy is installed and has a licence.
+"""Gurobi as a backend of `mip.solve_mip`, where gurobipy is installed and has a licence.
 
 Optional: nothing else depends on it. The pip package alone comes with a licence for small models
-only; a model that is too large for the licence goes to HiGHS (see `licensed_for`).
+only; a model that is too large for the licence goes to HiGHS (`licensed_for`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rekindle.solve.backends.highs import INF, MIPAnswer, Model, News, Outcome
+from rekindle.solve.backends.mip import INF, Enough, MIPResult, Model, OnProgress, Outcome
 
 _SMALL = 2000  # columns and rows that the licence of the pip package allows
 
@@ -38,9 +38,9 @@ def solve_mip(
     seed: int,
     rel_gap: float,
     threads: int,
-    on_news: News | None,
-    enough: Callable[[float, float], bool] | None,
-) -> MIPAnswer:
+    on_progress: OnProgress | None,
+    enough: Enough | None,
+) -> MIPResult:
     import gurobipy
     from gurobipy import GRB
 
@@ -61,8 +61,8 @@ def solve_mip(
             if enough is not None and enough(told[0], told[1]):
                 ended = True
                 at.terminate()
-            if on_news is not None:
-                on_news(told[0], told[1], x)
+            if on_progress is not None:
+                on_progress(told[0], told[1], x)
         except KeyboardInterrupt:
             interrupted = True
             at.terminate()
@@ -88,9 +88,9 @@ def solve_mip(
         interrupted |= gurobi.Status == GRB.INTERRUPTED and not ended
         bound = INF if outcome is Outcome.INFEASIBLE else float(gurobi.ObjBound)
         if gurobi.SolCount == 0:
-            return MIPAnswer(outcome, bound=bound, interrupted=interrupted)
+            return MIPResult(outcome, bound=bound, interrupted=interrupted)
         x = np.array(gurobi.getAttr("X", gurobi.getVars()))
-        return MIPAnswer(outcome, float(gurobi.ObjVal), x, bound, interrupted)
+        return MIPResult(outcome, float(gurobi.ObjVal), x, bound, interrupted)
 
 
 def _fill(gurobi: Any, model: Model, start: Mapping[int, float]) -> None:

@@ -34,7 +34,7 @@ outputs; those that nothing reads fall away when the runs are lowered to ops.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rekindle.solve.backends.highs import INF, Floats, Model, Outcome, solve_mip
+from rekindle.solve.backends.mip import INF, Floats, Model, Outcome, solve_mip
 from rekindle.solve.hierarchy.hierarchy_level import (
     Child,
     Interface,

@@ -9,7 +9,7 @@ bytes, whose right-hand side `set_budgets` sets for each solve.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.solve.backends.highs import INF, Model
+from rekindle.solve.backends.mip import INF, Model
 from rekindle.solve.hierarchy.hierarchy_level import Level
 
 ONE = -1  # the column of the constant

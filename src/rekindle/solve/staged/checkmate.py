@@ -29,7 +29,7 @@ from typing import ClassVar
 import numpy as np
 
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
-from rekindle.solve.backends.highs import Backend, MIPAnswer, Outcome, solve_mip
+from rekindle.solve.backends.mip import Backend, MIPResult, Outcome, solve_mip
 from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
@@ -281,7 +281,7 @@ class _Search:
             time_limit_s=self.time_left(),
             seed=self.seed,
             threads=self.threads,
-            on_news=hear,
+            on_progress=hear,
             enough=lambda objective, bound: bound > limit,
             backend=self.backend,
         )
@@ -298,7 +298,7 @@ class _Search:
             self.offer(schedule)
         return result.outcome is not Outcome.STOPPED or result.bound > limit
 
-    def _with_margin(self, staged: StagedModel, result: MIPAnswer, margin: float) -> bool:
+    def _with_margin(self, staged: StagedModel, result: MIPResult, margin: float) -> bool:
         """The MIP's tolerance let a schedule slightly above the budget through: solve again with
         a little less. What the first solve proved still holds, if that is enough."""
         ended = not margin and self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.backends.highs import LPAnswer, Outcome
+from rekindle.solve.backends.mip import LPResult, Outcome
 from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
@@ -94,7 +94,7 @@ class CheckmateLP:
 
     def _relaxed(
         self, problem: Problem, budget: int, time_left: TimeLeft
-    ) -> Iterator[tuple[StagedModel, LPAnswer]]:
+    ) -> Iterator[tuple[StagedModel, LPResult]]:
         """Relaxations in the order in which they are worth rounding."""
         total = sum(op.cost for op in problem.ops)
         floor = trivial_floor(problem)

@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.core import Schedule
-from rekindle.solve.backends.highs import INF, GrowingLP, LPAnswer, Model, Outcome
+from rekindle.solve.backends.highs import GrowingLP
+from rekindle.solve.backends.mip import INF, LPResult, Model, Outcome
 from rekindle.solve.deadline import TimeLeft
 from rekindle.solve.staged.staged_space import Bools, Floats, Ints, Stages
 
@@ -220,7 +221,7 @@ class StagedModel:
 
     # --- the relaxation -------------------------------------------------------------------------
 
-    def relax(self) -> LPAnswer:
+    def relax(self) -> LPResult:
         """The LP optimum, memory rows added as they are violated.
 
         Stopped early, it answers with `STOPPED` and no numbers."""
