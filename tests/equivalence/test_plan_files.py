@@ -17,10 +17,11 @@ from support.zoo import Example, gaussian
 from torch import nn
 
 import rekindle
-from rekindle import pipeline
+from rekindle import pipeline, solving
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
+from rekindle.profile import profiler
 from rekindle.solve.constraints import check_constraints, parse_constraints, resolve
 
 CPU = torch.device("cpu")
@@ -129,14 +130,14 @@ def test_planning_again_is_quick_and_gives_the_same_plan(monkeypatch, tmp_path: 
     monkeypatch.setenv("REKINDLE_CACHE_DIR", str(tmp_path))
     options = {"profile": "measure", "budget": 0.7, "time_limit_s": 4}
     first = planned(make(num_layers=12), **options)
-    start = time.process_time()  # of a busy machine, what is ours
-    second = planned(make(num_layers=12), **options)
-    taken = time.process_time() - start
+    with monkeypatch.context() as patch:  # what takes the time: neither measured nor solved again
+        patch.setattr(profiler, "_measure_all", None)
+        patch.setattr(solving, "run_constrained", None)
+        second = planned(make(num_layers=12), **options)
     assert not first.kept
     assert second.kept
     assert second.schedule == first.schedule
     assert (second.bound, second.status) == (first.bound, first.status)
-    assert taken < 2.0
     assert not planned(make(num_layers=12), **options, cache=False).kept
 
 
