@@ -229,9 +229,7 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, capsys, mo
     (tmp_path / "models.py").write_text(SOURCE)
     doomed = start(tmp_path, "-o", "doomed.json")
     cache = tmp_path / "cache"
-    deadline = time.monotonic() + 100
     while not any(cache.rglob("*.jsonl")) and doomed.poll() is None:
-        assert time.monotonic() < deadline
         time.sleep(0.002)
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
