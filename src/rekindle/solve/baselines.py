@@ -71,6 +71,8 @@ class Sqrt:
         try:
             for plan in segmentations(problem, self.max_trials):
                 plans.append(plan)
+                # Asked after a trial and not before: with no time at all there is still one
+                # segmentation.
                 if time.monotonic() > deadline:
                     stopped_by = "time limit"
                     break
@@ -128,6 +130,8 @@ class Floor:
 
         def walk(limit: int) -> int | None:
             left = max(0.0, deadline - time.monotonic())
+            # A limit on the length beside that on time: below what an order can do the walk goes
+            # round in circles, and a count gives it up at the same place on every machine.
             fits, ops = _native.evict(problem.native, order, limit, max_steps, left)
             if not fits:
                 return None
@@ -171,8 +175,11 @@ def _lean_order(problem: Problem) -> list[int]:
     producer, readers = problem.producer, problem.readers
     stays = set(problem.outputs) | set(problem.held) | set(problem.resident)
     unread = [len(ids) for ids in readers]
+    # By value and not by producer: an op that reads two outputs of one op waits for both.
     missing = [sum(producer[v] >= 0 for v in op.inputs) for op in problem.ops]
 
+    # How much more is in memory after op i: what it makes, less what it reads for the last time.
+    # The op id breaks ties.
     def growth(i: int) -> tuple[int, int]:
         op = problem.ops[i]
         made = sum(sizes[v] for v in op.outputs if v in stays or unread[v])
@@ -224,6 +231,7 @@ def _segment_counts(num_ops: int, max_trials: int) -> Iterator[int]:
     if num_ops <= max_trials:
         yield from range(2, num_ops + 1)
         return
+    # Even ratios: from 2 segments to 3 the schedule changes more than from 40 to 41.
     ratio = num_ops ** (1 / max_trials)
     last = 1
     for k in range(max_trials + 1):
@@ -242,6 +250,8 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     forward = _forward_ops(problem)
     segment_of = _cut(problem, forward, num_segments)
     producer = problem.producer
+    # What is kept is a set of values, so a graph that is no chain needs no special care: every
+    # value that crosses a cut is in it, skips included.
     keep = set(problem.outputs) | set(problem.held)
     # Values without size stand for order: they cost nothing to keep, and much to make again.
     keep.update(v for v, value in enumerate(problem.values) if not value.size)
@@ -262,6 +272,7 @@ def _cut(problem: Problem, forward: list[int], num_segments: int) -> dict[int, i
     segment_of: dict[int, int] = {}
     before = 0
     for i, size in zip(forward, sizes, strict=True):
+        # The last one also has what comes after the last byte.
         segment_of[i] = min(num_segments - 1, before * num_segments // total)
         before += size
     return segment_of
@@ -277,6 +288,7 @@ def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> lis
     made_in: list[int] = []
     current = 0
 
+    # On a stack of our own: what is missing may be a chain as long as the segment.
     def run(i: int) -> None:
         stack = [i]
         while stack:
@@ -301,4 +313,5 @@ def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> lis
                     there[v] = False
             made_in.clear()
         run(i)
+    # A value that several readers asked for may have been made once too often.
     return _native.drop_dead_runs(problem.native, steps)

@@ -1,5 +1,5 @@
-"""A user's own word: ops that must run once (`save`), and ops whose results must not be kept for
-the backward (`recompute`).
+"""Constraints by the user: ops that must run once (`save`), and ops whose results must not be kept
+for the backward (`recompute`).
 
 Meaning, over any schedule of the problem:
 
@@ -15,8 +15,9 @@ closed there: an op that has no twin may run again behind the loss and read what
 then its argument is made again first. `check_constraints` has the last word on the result.
 
 Known limits: the twin and a second run of the op behind the loss are two runs where one would do;
-`drop_needless_runs` removes what it can. A lower bound holds for the problem without wishes, which
-is a relaxation.
+`drop_needless_runs` removes what it can. A lower bound holds for the problem without constraints,
+which is a
+relaxation of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,7 +62,7 @@ def parse_constraints(save: str | Patterns = (), recompute: str | Patterns = ())
     return Constraints(*given)
 
 
-# ---- which ops are meant
+# ---- which ops the patterns match
 
 
 def parts_of(name: str) -> tuple[tuple[str, ...], str]:
@@ -88,12 +89,15 @@ def _is_path(pattern: str, path: str) -> bool:
 
 
 def _is_call(pattern: str, calls: Iterable[str]) -> bool:
+    # What the pattern would be inside the name of a fused kernel: "aten.mul*" is "mul" there.
+    # Nothing is left of a pattern of wildcards, and then it means no kernel.
     inside = pattern.removeprefix("aten.").partition(".")[0].rstrip("*")
     for call in calls:
         if call.startswith("fused_"):  # one kernel for several ops: named after all of them
             if inside and fnmatchcase(call, f"fused*_{inside}_*"):
                 return True
             continue
+        # "aten.mm.default" is "mm" for whoever writes patterns by hand.
         short = call.split(".")[1] if call.count(".") >= 2 else call
         if fnmatchcase(call, pattern) or fnmatchcase(short, pattern):
             return True
@@ -102,16 +106,18 @@ def _is_call(pattern: str, calls: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConstraints:
-    """The op ids that wishes come down to."""
+    """The constraints as op ids."""
 
     save: frozenset[int]
     recompute: frozenset[int]
 
 
 def resolve(problem: Problem, constraints: Constraints) -> ResolvedConstraints:
-    """Raises WishRefused where a pattern means nothing, or what cannot be done."""
+    """The ops that the patterns match; raises WishRefused where one matches none, or asks for what
+    cannot be done."""
     saved = _matching(problem, "save", constraints.save)
     again = _matching(problem, "recompute", constraints.recompute)
+    # Not a matter of which comes first: a user who names an op twice has made a mistake.
     if both := saved.keys() & again.keys():
         op = min(both)
         raise WishRefused(
@@ -124,8 +130,10 @@ def resolve(problem: Problem, constraints: Constraints) -> ResolvedConstraints:
 
 
 def _matching(problem: Problem, kind: str, patterns: Patterns) -> dict[int, str]:
-    """Per forward op that is meant: the pattern that means it."""
+    """Per forward op that is matched: the pattern that matches it first."""
     found: dict[int, str] = {}
+    # Forward ops alone. What the backward makes is never kept for anything else, so there is
+    # nothing to say about it.
     forward = [i for i, op in enumerate(problem.ops) if op.phase == "forward"]
     for pattern in patterns:
         mine = [i for i in forward if matches(pattern, problem.ops[i].name)]
@@ -145,7 +153,7 @@ def _hint(problem: Problem) -> str:
     return f"; its modules are {shown}"
 
 
-# ---- the problem with the wishes in it
+# ---- the problem with the constraints in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,7 @@ class ConstrainedProblem:
 
 
 def constrain(problem: Problem, resolved: ResolvedConstraints) -> ConstrainedProblem:
-    """The wishes as a problem that any solver can take."""
+    """The constraints as an ordinary problem, which any solver can take."""
     ops = [
         replace(op, recomputable=False) if i in resolved.save else op
         for i, op in enumerate(problem.ops)
@@ -165,6 +173,7 @@ def constrain(problem: Problem, resolved: ResolvedConstraints) -> ConstrainedPro
     if not resolved.recompute:
         return ConstrainedProblem(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
     made = _Twins(problem, ops, resolved.recompute).build()
+    # The twins are ours and no reader of files has seen them: a mistake must not reach a solver.
     check_problem(made.problem)
     return made
 
@@ -186,6 +195,9 @@ class _Twins:
         behind = False
         for i, op in enumerate(self.given):
             if op.phase == "loss":
+                # A twin reads the token, so no schedule runs it before the loss, where its result
+                # would be the very copy that is not to be kept. It has no size: to keep it costs
+                # nothing.
                 self.token = len(self.values)
                 self.values.append(Value("after the loss", 0))
                 op = replace(op, outputs=(*op.outputs, self.token))
@@ -209,6 +221,7 @@ class _Twins:
         """The op with the twins' results for what it reads; makes those twins first."""
         for v in op.inputs:
             self._need(v)
+        # An op that wrote over the forward's result now writes over the twin's.
         new = {v: self.twin_of.get(v, v) for v in (*op.inputs, *op.outputs)}
         return replace(
             op,
@@ -217,6 +230,8 @@ class _Twins:
         )
 
     def _need(self, value: int) -> None:
+        # Depth first on a stack of our own: a chain of ops to be recomputed is as long as the model
+        # is deep, which is beyond the recursion limit of Python.
         stack = [value]
         while stack:
             v = stack[-1]
@@ -264,6 +279,8 @@ class _Twins:
             inputs=(*inputs, self.token),
             outputs=tuple(outputs),
             inplace=pairs,
+            # Whoever cuts a step at the loss must find the twin behind it: it reads what the loss
+            # makes.
             phase="backward",
         )
         self._add(twin, by)
@@ -282,6 +299,8 @@ def to_original(
 
 def _make_anew(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
     """Behind the loss, what is to be recomputed is made anew before its first use."""
+    # `stale`: results whose copy is from before the loss and must not be read any more. The loss
+    # makes all of them stale at once, a run of the producer makes its own fresh.
     watched = _values_to_remake(problem, again)
     stale: set[int] = set()
     result: list[int] = []
@@ -315,7 +334,7 @@ def _values_to_remake(problem: Problem, again: frozenset[int]) -> set[int]:
 
 
 def check_constraints(problem: Problem, resolved: ResolvedConstraints, schedule: Schedule) -> None:
-    """Raises InvalidSchedule with one sentence where a schedule breaks a wish."""
+    """Raises InvalidSchedule with one sentence where a schedule breaks a constraint."""
     runs = simulate(problem, schedule).runs
     for i in sorted(resolved.save):
         if runs[i] > 1:
@@ -362,6 +381,8 @@ def run_constrained(
         )
     best: tuple[int, int, Schedule] | None = None
     mapped = to_original(problem, resolved, made, solution.schedule)
+    # In the given problem twin and op are one, so some of the runs may not be needed; to leave them
+    # out may break a constraint again, which `_make_anew` repairs.
     shorter = _native.drop_needless_runs(problem.native, list(mapped.ops), budget, 1.0)
     for ops in (mapped.ops, _make_anew(problem, resolved.recompute, shorter)):
         schedule = Schedule(tuple(ops))
@@ -380,6 +401,9 @@ def run_constrained(
     check_constraints(problem, resolved, best[2])
     if not resolved.recompute:  # the solver's own proof holds
         return replace(solution, schedule=best[2])
+    # The solver's own bound is of the problem with twins, in which an op and its twin both run,
+    # where here one more run of the op may do for both. The bound of the problem without
+    # constraints holds: constraints only take schedules away.
     small, _ = without_dead_ops(problem)
     extra, _ = best_bound(small, budget, min(1.0, time_limit_s))
     bound = min(sum(op.cost for op in small.ops) + extra, best[0])

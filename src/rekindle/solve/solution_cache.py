@@ -1,7 +1,7 @@
 """Solutions on disk, so that what was solved before is there at once.
 
 One JSON file per request: the problem by its hash (costs, and with them the device, included), the
-budget, the solver with its options, the seed, the user's own word and the release of Rekindle. A
+budget, the solver with its options, the seed, the constraints and the release of Rekindle. A
 file appears by one rename, whole or not at all: a killed writer leaves at most a temporary file,
 which a later one sweeps away, and of two writers the later wins. A reader believes nothing: what is
 not understood counts as absent, and a schedule must pass the simulation within the budget before it
@@ -29,6 +29,8 @@ FORMAT = "rekindle.solution"
 VERSION = 1
 MAX_SOLUTIONS = 512  # files; the least recently used go first
 _ABANDONED_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
+# Compared by exact type: to isinstance a bool is an int, and a file that says `true` where a number
+# belongs was not written by us.
 _FIELDS = {
     "key": dict,
     "status": str,
@@ -57,6 +59,8 @@ class SolveRequest:
 
     @property
     def key(self) -> dict[str, Any]:
+        # All that an answer depends on but the time limit, which `_read_record` weighs. The repr of
+        # a solver names all its options. Another release may search in another way.
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -75,6 +79,8 @@ class SolveRequest:
 
     def path(self, key: dict[str, Any]) -> Path:
         text = json.dumps(key, sort_keys=True, separators=(",", ":"))
+        # 128 bits name the file; the whole key stands in it and is compared, so that a collision
+        # would be a miss and no wrong answer.
         return solutions_dir() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
@@ -108,6 +114,7 @@ def _read_record(
     status = Status.__members__.get(record["status"])
     if status not in (Status.OPTIMAL, Status.FEASIBLE):
         return None
+    # With more time than it had, that search would have gone on; a proof stays one.
     in_time = record["stopped_by"] == "time limit" and record["time_limit_s"] < time_limit_s
     if in_time and status is not Status.OPTIMAL:
         return None
@@ -149,6 +156,7 @@ def store(request: SolveRequest, solution: Solution, time_limit_s: float) -> Non
         "time_limit_s": float(time_limit_s),
         "notes": list(solution.notes),
     }
+    # A full disk or a home that cannot be written to costs the next call its time, nothing else.
     with contextlib.suppress(OSError, RekindleError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
@@ -161,11 +169,13 @@ def _sweep(folder: Path) -> None:
     kept: list[tuple[float, Path]] = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
+            # Other processes sweep too: what was listed a moment ago may be gone.
             age = path.stat().st_mtime
             if path.suffix == ".json":
                 kept.append((age, path))
             elif now - age > _ABANDONED_AFTER_S:
                 path.unlink()
+    # The oldest first: `lookup` renews the time of what it finds.
     kept.sort()
     for _, path in kept[: max(0, len(kept) - MAX_SOLUTIONS)]:
         path.unlink(missing_ok=True)

@@ -100,12 +100,14 @@ class FastSA:
         if warm_start is not None:
             search.offer(warm_start.ops)
         num_moves = self.num_moves or default_moves(problem)
+        # The paper's moves start from keep-all, whatever the size.
         large = len(problem.ops) > LARGE and self.moves == "directed"
         try:
             if large and not search.done:
                 search.walk()
             if self.grouping and not search.done:
                 self._run_groups(search, group_ops(problem), num_moves * 10 // 11)
+                # D.4: ten moves on groups for each on single ops.
                 num_moves //= 11
             warm = self.grouping or (warm_start is not None and search.best is not None)
             for stage in self._stages(warm, large):
@@ -212,6 +214,8 @@ class Reorder:
         search.offer(keep_all(problem).ops)
         if warm_start is not None and max(run_native(problem, warm_start).runs, default=0) <= 1:
             search.offer(warm_start.ops)
+        # Area as the objective even here: it sees all steps above the limit where the peak sees
+        # one, and the ratchet lowers the limit until no order gets below it.
         stages = (
             _Stage(self.num_seeds, 0.6, 0.6, 50.0, 0.02, afresh=True, ratchet=True),
             _Stage(1, 0.4, 1.0, 5.0, 0.02, afresh=False, ratchet=True),
@@ -289,6 +293,8 @@ class _Search:
             time_limit_s=left_s / 3,
         )
         self.offer(order)
+        # `at_least` is a proof if no set of ops was left out; then no order without recomputation
+        # fits, which says nothing about schedules with recomputation.
         self.proven = self.best is None and at_least >= self.smallest[0] > self.budget
         if interrupted:
             self.ended = "interrupt"
@@ -309,6 +315,7 @@ class _Search:
         enough: int | None = None,
         **options: Any,
     ) -> list[list[int]]:
+        # Every stage has seeds of its own, so that two stages from one start do not walk alike.
         first = self.seed * 100_000 + self.runs
         self.runs += stage.num_seeds
         left_s = max(0.0, self.limit_s - (time.monotonic() - self.start))
@@ -326,6 +333,8 @@ class _Search:
             enough=self.bound if enough is None else enough,
             **options,
         )
+        # Noted, since only then does the answer depend on the machine: under a limit on moves
+        # alone the same seed gives the same schedule.
         self.cut = self.cut or ended == "time limit"
         if ended == "interrupt":
             self.ended = ended
