@@ -4,10 +4,14 @@
 - sqrt (Chen et al. 2016, arXiv:1604.06174): the order of the forward ops is cut into segments; of
   a segment only what later segments read is kept; the rest is brought back when the backward asks
   for it. Works on any graph, since it cuts the order and not the graph. Every number of segments
-  (up to a few dozen, evenly spread beyond) is tried.
+  (up to a few dozen, evenly spread beyond) is tried. `segmented`
 - floor: the smallest peak that a greedy walk (`cpp/greedy/evict.h`) reaches as its memory limit
   goes down, in the listed order and in one that is lean on memory, so that a budget that cannot be
-  met is answered with a number. Not a proof.
+  met is answered with a number. `Floor._search_order`
+
+Known limits: none of them proves more than that a schedule which runs every op once is optimal.
+sqrt counts bytes to balance segments, not costs, and leaves the rest of the memory unused where the
+best number of segments needs less than the budget.
 """
 
 import heapq
@@ -313,5 +317,5 @@ def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> lis
                     there[v] = False
             made_in.clear()
         run(i)
-    # A value that several readers asked for may have been made once too often.
+    # Runs whose results nothing reads in the end may be left over.
     return _native.drop_dead_runs(problem.native, steps)

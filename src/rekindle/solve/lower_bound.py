@@ -77,8 +77,8 @@ class _Moments:
         # Nothing has given a bound yet, so no place is better than another.
         if self.best < 0:
             return self.left.pop(len(self.left) // 2)
-        # The nearest on either side of the best so far, in listed order: memory is short over
-        # stretches of a step, and a moment in the middle of one bounds best.
+        # The nearest on either side of the best so far, in listed order: the bounds of neighbouring
+        # moments are alike.
         k = bisect.bisect(self.left, self.best)
         if k == len(self.left) or (
             k > 0 and self.best - self.left[k - 1] <= self.left[k] - self.best

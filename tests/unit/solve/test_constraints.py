@@ -20,12 +20,12 @@ from rekindle.solve import find_solver
 from rekindle.solve.constraints import (
     check_constraints,
     constrain,
-    matches,
     parse_constraints,
     resolve,
     run_constrained,
     to_original,
 )
+from rekindle.solve.op_patterns import matches
 from rekindle.solve.pareto import pareto
 
 SOLVERS = ("auto", "fastsa", "checkmate", "moccasin", "hiremate", "twremat", "sqrt", "keep-all")

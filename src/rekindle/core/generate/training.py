@@ -62,6 +62,7 @@ class TrainingGraph:
         """
         op_id = len(self._ops)
         output = self._value(name, size)
+        # What autograd would save: a linear layer its input, a ReLU its output, dropout its mask.
         saves = list(inputs) if saves_inputs else []
         outputs = [output]
         if side_size is not None:
@@ -86,12 +87,14 @@ class TrainingGraph:
                 phase="forward",
             )
         )
+        # A layer with a weight computes two gradients in its backward, each as dear as its forward.
         if backward_cost is None:
             backward_cost = cost if weight is None else 2 * cost
         self._tape.append(
             _Forward(
                 op_id=op_id,
                 backward_cost=backward_cost,
+                # User inputs and weights are resident: of these only weights get a gradient.
                 inputs=tuple(v for v in inputs if v not in self._resident),
                 output=output,
                 saves=tuple(saves),
@@ -111,12 +114,15 @@ class TrainingGraph:
         cost_unit: str = "ns",
     ) -> Problem:
         """The loss and the backward of everything that `outputs` (the model's) depend on."""
+        # The loss op stands for the caller's work: it reads the model's outputs and hands back
+        # their gradients.
         grads = [self._grad(v) for v in outputs]
         self._ops.append(
             Op("loss", loss_cost, tuple(outputs), tuple(grads), loss_workspace, phase="loss")
         )
         grad_of = dict(zip(outputs, grads, strict=True))
         weight_grads: list[int] = []
+        # As autograd does: backwards over the tape, without what the outputs do not depend on.
         for entry in reversed(self._tape):
             if entry.output in grad_of:
                 self._backward(entry, grad_of, weight_grads)
@@ -140,6 +146,7 @@ class TrainingGraph:
                 reads.append(entry.weight)
             outputs.append(self._grad(entry.weight))
             weight_grads.append(outputs[-1])
+        # A user input alone needs no backward.
         if not outputs:
             return
         self._ops.append(
@@ -153,6 +160,7 @@ class TrainingGraph:
                 grad_of=entry.op_id,
             )
         )
+        # A value that several ops read gets a gradient from each; they are summed as they come in.
         for v, grad in zip(entry.inputs, made, strict=True):
             grad_of[v] = self._sum(grad_of[v], grad) if v in grad_of else grad
 
@@ -161,6 +169,7 @@ class TrainingGraph:
         self._ops.append(
             Op(
                 name=self._values[total].name,
+                # Memory-bound: in proportion to the bytes.
                 cost=1 + self._values[first].size // 256,
                 inputs=(first, second),
                 outputs=(total,),
@@ -191,6 +200,7 @@ def chain(num_layers: int, seed: int = 0, *, uniform: bool = False) -> Problem:
         if uniform:
             x = graph.forward(f"layer{k}", 100, [x], 1000, saves_inputs=True, weight_size=10)
             continue
+        # Some layers have a backward that needs their output alone, as tanh has.
         saves_output = rng.random() < 0.3
         x = graph.forward(
             f"layer{k}",
@@ -211,6 +221,7 @@ def unet(depth: int, seed: int = 0, *, blocks: int = 2, pixels: int = 64 * 64) -
     """A U-net: `depth` levels down, `depth` up, with a skip from each level to its mirror."""
     rng = Random(seed)
     graph = TrainingGraph()
+    # The seed decides the width, so that problems of one depth differ in sizes and in costs.
     channels = 8 + 8 * rng.randrange(3)
     x = graph.resident("image", 4 * 3 * pixels)
 
@@ -237,6 +248,7 @@ def unet(depth: int, seed: int = 0, *, blocks: int = 2, pixels: int = 64 * 64) -
         )
         return graph.forward(f"{name}.relu", size // 200 + 1, [x], size, saves_output=True)
 
+    # Kept from the way down to the way up: what makes a U-net hard for methods on chains.
     skips: list[tuple[int, int]] = []
     num_in = 3
     for level in range(depth):
@@ -246,6 +258,7 @@ def unet(depth: int, seed: int = 0, *, blocks: int = 2, pixels: int = 64 * 64) -
             num_in = num_out
         skips.append((x, num_out))
         area = pixels >> (2 * level + 2)
+        # A pool saves the places of its maxima.
         x = graph.forward(f"pool{level}", area, [x], 4 * area * num_out, side_size=area * num_out)
     for b in range(blocks):
         x = block(x, f"middle.{b}", depth, num_in, channels << depth)

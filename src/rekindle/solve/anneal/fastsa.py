@@ -11,7 +11,7 @@ B.1); ops that must run once are moved and never added or removed.
   slightly, so that the order improves where that costs nothing. `product`: equation 1. `elu`:
   footnote 2. `peak`: M(S). Or any function of (peak, cost). `_objective`.
 - `smooth`: peak-based objectives see a log-add-exp over the steps (C.2).
-- `grouping`: a first stage on groups of ops (`grouping.py`, Algorithm 1), then single ops.
+- `grouping`: a first stage on groups of ops (`node_grouping`, Algorithm 1), then single ops.
 - `moves`: `directed`, ours (`cpp/anneal/moves.h`), look where values are made and read, and move or
   recompute chains in one go; `paper`, section 2.2, add, remove and rotate at random slots.
 - Several seeds from the start, then further from the best of them: `_stages`. Beyond a few

@@ -4,26 +4,28 @@ In this order, each step only where the one before left something to gain:
 
 1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
 2. Small problems (some 25 values, sometimes 60): the optimum over all schedules, by A* over what
-   is in memory (`cpp/search/exact.cpp`); with more states once there is a schedule to beat.
+   is in memory (`_solve_exactly`, `cpp/search/exact.cpp`); with more states once there is a
+   schedule to beat.
 3. A lower bound (`cpp/bound/bound.h`): at the moment an op first runs, every other op has run or
    will, and what is still to be read is in memory or is made again; the cheapest choice under the
    budget is a minimum cut for each price of memory. Valid for every order, milliseconds for
-   thousands of ops. `best_bound` picks the moments.
-4. A climb over eviction policies (`cpp/search/policies.cpp`): a greedy walk decodes a handful of
-   weights, shared by alike values, into a schedule. Fast at any size.
-5. A climb over save sets (`cpp/search/save_sets.cpp`): prices of memory, decoded by the same
-   minimum cut into what is kept across the loss, and that into a schedule; where the loss leaves
-   little room, places to begin again from. In a training step most of what there is to decide is
-   decided there. Where neither finds a schedule: both for a larger budget, and from there down in
-   steps. Where gradients alone do not fit, both begin from an order that needs less for them
-   (`order`), the save sets are sought where gradients leave the least room, and several of them are
-   annealed side by side, taking parts of each other (`cpp/search/lns.cpp`).
-6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
-   turn of them brings nothing, or time is up: annealing (`cpp/anneal/anneal.cpp`) over the whole
-   sequence, order and recomputations together, from the incumbent when cold, from the plain order
-   when hot and on from the best of these in steps; and large neighbourhoods: the recomputations of
-   a part of the schedule are taken out and put back otherwise (`cpp/search/lns.cpp`), or one
-   stretch after another is heated (`cpp/anneal/windows.h`).
+   thousands of ops. `_prove_bound`; `lower_bound.best_bound` picks the moments.
+4. A climb over eviction policies (`Incumbent.policies`, `cpp/search/policies.cpp`): a greedy walk
+   decodes a handful of weights, shared by alike values, into a schedule. Fast at any size.
+5. A climb over save sets (`_search_save_sets`, `cpp/search/save_sets.cpp`): prices of memory,
+   decoded by the same minimum cut into what is kept across the loss, and that into a schedule;
+   where the loss leaves little room, places to begin again from. In a training step most of what
+   there is to decide is decided there. Where neither finds a schedule: both for a larger budget,
+   and from there down in steps (`_descend`). Where gradients alone do not fit, both begin from an
+   order that needs less for them (`start_order`), the save sets are sought where gradients leave
+   the least room, and several of them are annealed side by side, taking parts of each other
+   (`cpp/search/lns.cpp`).
+6. Rounds on all cores (`_improve`), longer and longer, one that gained once more, until the bound
+   is met, a full turn of them brings nothing, or time is up: annealing (`cpp/anneal/anneal.cpp`)
+   over the whole sequence, order and recomputations together, from the incumbent when cold, from
+   the plain order when hot and on from the best of these in steps; and large neighbourhoods: the
+   recomputations of a part of the schedule are taken out and put back otherwise
+   (`cpp/search/lns.cpp`), or one stretch after another is heated (`cpp/anneal/windows.h`).
 
 Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
 many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only

@@ -11,6 +11,7 @@ import numpy as np
 
 from rekindle.solve.backends.mip import INF, Enough, MIPResult, Model, OnProgress, Outcome
 
+# A model beyond it raises only when it is optimized, so a probe of that size asks.
 _SMALL = 2000  # columns and rows that the licence of the pip package allows
 
 
@@ -47,6 +48,8 @@ def solve_mip(
     interrupted = ended = False
     told = [INF, -INF]
 
+    # Called in the thread that called `optimize`: no queue is needed. No exception may
+    # leave it, so Ctrl-C is noted here.
     def watch(at: Any, where: int) -> None:
         nonlocal interrupted, ended
         try:
@@ -55,6 +58,7 @@ def solve_mip(
                 x = np.array(at.cbGetSolution(at.getVars()))
                 told[0] = min(told[0], at.cbGet(GRB.Callback.MIPSOL_OBJ))
             elif where == GRB.Callback.MIP:
+                # MIP comes often and knows the bound; only MIPSOL has the solution.
                 told[1] = max(told[1], at.cbGet(GRB.Callback.MIP_OBJBND))
             else:
                 return
@@ -86,6 +90,7 @@ def solve_mip(
         }.get(gurobi.Status, Outcome.ERROR)
         # gurobipy turns a Ctrl-C of its own into this status.
         interrupted |= gurobi.Status == GRB.INTERRUPTED and not ended
+        # What has no solution costs more than any bound.
         bound = INF if outcome is Outcome.INFEASIBLE else float(gurobi.ObjBound)
         if gurobi.SolCount == 0:
             return MIPResult(outcome, bound=bound, interrupted=interrupted)
@@ -103,6 +108,7 @@ def _fill(gurobi: Any, model: Model, start: Mapping[int, float]) -> None:
     )
     for r, (low, high) in enumerate(zip(model.row_lower, model.row_upper, strict=True)):
         span = slice(model.starts[r], model.starts[r + 1])
+        # Two one-sided rows instead of a range: Gurobi would add a column for it.
         line = gurobipy.LinExpr(model.entries[span], [columns[c] for c in model.columns[span]])
         if low == high:
             gurobi.addLConstr(line, GRB.EQUAL, low)

@@ -98,6 +98,8 @@ def solve_mip(
     ):
         highs.setOptionValue(name, value)
     if start:
+        # A start may name some of the columns: HiGHS completes it by a MIP of its own, with the
+        # named integers fixed.
         columns = np.fromiter(start.keys(), dtype=np.int32, count=len(start))
         values = np.fromiter(start.values(), dtype=np.float64, count=len(start))
         highs.setSolution(len(start), columns, values)
@@ -110,6 +112,8 @@ def _watched_mip(
     enough: Enough | None,
     time_limit_s: float,
 ) -> MIPResult:
+    # Callbacks run in threads of HiGHS. They only note what is new; `deliver` tells it in the
+    # caller's thread, where progress is listened to and schedules are simulated.
     news: queue.SimpleQueue[tuple[float, float, Floats | None]] = queue.SimpleQueue()
     stop = threading.Event()
     told = [INF, -INF]
@@ -119,11 +123,13 @@ def _watched_mip(
         objective, bound = float(out.mip_primal_bound), float(out.mip_dual_bound)
         if enough is not None and enough(objective, bound):
             stop.set()
+        # This callback comes far more often than anything is new.
         if objective < told[0] or bound > told[1]:
             told[:] = [min(objective, told[0]), max(bound, told[1])]
             news.put((told[0], told[1], None))
 
     def found(event: Any) -> None:
+        # A copy: the array is valid during the callback alone.
         x = np.array(event.data_out.mip_solution)
         told[0] = min(told[0], float(event.data_out.objective_function_value))
         news.put((told[0], told[1], x))
@@ -146,6 +152,7 @@ def _mip_result(highs: Any, interrupted: bool) -> MIPResult:
     outcome = _outcome(highs.getModelStatus())
     info = highs.getInfo()
     bound = INF if outcome is Outcome.INFEASIBLE else float(info.mip_dual_bound)
+    # No solution, or one that is not feasible within the tolerances: its numbers mean nothing.
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return MIPResult(outcome, bound=bound, interrupted=interrupted)
     x = np.array(highs.getSolution().col_value)
@@ -182,6 +189,7 @@ def _run(
 
     for callback in (highs.cbSimplexInterrupt, highs.cbIpmInterrupt, highs.cbMipInterrupt):
         callback.subscribe(check)
+    # A daemon: a solve that was left alone does not keep the process from ending.
     thread = threading.Thread(target=work, daemon=True)
     interrupted = False
     thread.start()
@@ -203,6 +211,7 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
             stop.set()
+    # They hold the queue and the model of a solve that is over.
     highs.clearCallbacks()
     if failure:
         raise failure[0]
@@ -213,6 +222,7 @@ def _run(
 def _highs_of(model: Model, *, relaxed: bool) -> Any:
     import highspy
 
+    # As arrays, all rows in one call.
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(model.cost), len(model.row_lower)
     lp.col_cost_ = np.array(model.cost, dtype=np.float64)

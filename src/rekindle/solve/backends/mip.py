@@ -30,6 +30,8 @@ INF = float("inf")
 
 
 class Outcome(Enum):
+    """How a solve ended."""
+
     OPTIMAL = "optimal"
     INFEASIBLE = "infeasible"
     STOPPED = "stopped"  # by a limit, an interrupt or `enough`
@@ -46,6 +48,7 @@ class Model:
     integer: list[bool] = field(default_factory=list)
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
+    # Rows by compressed sparse rows: row r has columns[starts[r] : starts[r + 1]].
     starts: list[int] = field(default_factory=lambda: [0])
     columns: list[int] = field(default_factory=list)
     entries: list[float] = field(default_factory=list)
@@ -63,6 +66,7 @@ class Model:
         self, lower: float, upper: float, columns: Sequence[int], entries: Sequence[float]
     ) -> int:
         """`columns` without repeats."""
+        # HiGHS refuses a column that stands twice in a row, so callers add such entries up.
         self.row_lower.append(lower)
         self.row_upper.append(upper)
         self.columns.extend(columns)
@@ -73,6 +77,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class LPResult:
+    """Of a relaxation; no numbers where it is not optimal."""
+
     outcome: Outcome
     objective: float = INF
     x: Floats | None = None
@@ -82,9 +88,12 @@ class LPResult:
 
 @dataclass(frozen=True, slots=True)
 class MIPResult:
+    """The best solution found, if any, and the bound that is proven."""
+
     outcome: Outcome
     objective: float = INF  # of x
     x: Floats | None = None
+    # Of the objective as the model has it; callers who scale their costs scale it back.
     bound: float = -INF  # no solution costs less
     interrupted: bool = False
 
@@ -124,6 +133,9 @@ def solve_mip(
 ) -> MIPResult:
     """`start` gives columns their values; those it leaves out are completed by the solver.
     `enough(objective, bound)` may end the search early. `threads` 0: the library's choice."""
+    # "auto" may take another backend for another model: the licence of gurobipy's wheel has a limit
+    # on size. Within one search that only changes how fast it is, as every answer is checked by
+    # simulation.
     return _choose(backend, model)(
         model,
         time_limit_s=time_limit_s,

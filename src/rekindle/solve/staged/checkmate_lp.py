@@ -1,6 +1,6 @@
 """`checkmate-lp`: the relaxation of `checkmate`, rounded (Jain et al. 2020; FastSA A.1 and D.2).
 
-1. The linear relaxation of the model in `staged_model` under a part of the budget (0.9), since
+1. The linear relaxation of the model in `staged_milp` under a part of the budget (0.9), since
    rounding adds memory; a larger part where that is infeasible.                        `_relaxed`
 2. Two-phase rounding: what is kept at a stage's begin by more than a threshold is kept, and the
    runs follow from that. The threshold 0.5 and 100 random ones; the cheapest result within the
@@ -52,6 +52,7 @@ class CheckmateLP:
     ) -> Solution:
         time_left = TimeLeft(time_limit_s)
         rng = random.Random(seed)
+        # The paper's threshold first; random ones by the seed, as the LP itself has no seed.
         thresholds = (0.5, *(rng.random() for _ in range(self.num_thresholds)))
         found = [keep_all(problem)]
         if warm_start is not None:
@@ -100,9 +101,12 @@ class CheckmateLP:
         floor = trivial_floor(problem)
         if budget < floor or simulate(problem, keep_all(problem)).peak <= budget:
             return
+        # Rounding up adds memory, so the relaxation has to leave some; a part that is infeasible
+        # for the relaxation is so for every schedule.
         for part in self.budget_parts:
             cap = max(1, total // 1024)
             while time_left() > 0:
+                # Below the floor no stage could hold its own op.
                 stages = Stages.of(problem, max(floor, int(part * budget)), cap=cap)
                 staged = StagedModel(stages, time_left)
                 relaxed = staged.relax()
