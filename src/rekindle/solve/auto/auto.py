@@ -146,7 +146,7 @@ class _Search(Incumbent):
         return True
 
     def _prove_bound(self) -> None:
-        share = min(2.0, 0.1 * self.left_s)
+        share = min(BOUND_S, 0.1 * self.left_s)
         extra, infeasible = best_bound(self.problem, self.budget, share)
         self.infeasible = infeasible
         self.bound = self.base_cost + extra
@@ -307,7 +307,7 @@ class _Search(Incumbent):
 
     def _minimize_peak(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
-        share = min(3.0, self.left_s)
+        share = min(SMALLEST_PEAK_S, self.left_s)
         for ops in small_peaks(self.problem, self.seed, share):
             self.offer(ops, "smallest peak")
 
@@ -326,6 +326,7 @@ class _Search(Incumbent):
         )
 
 
+BOUND_S, SMALLEST_PEAK_S = 2.0, 3.0  # at most, whatever the time limit
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and in how many steps
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more
