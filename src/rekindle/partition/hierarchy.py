@@ -36,7 +36,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class HPartition:
-    # Sizes of a program: at the top it has the most time, so its level may be larger.
+    # What the program of a level grows with; at the top it has the most time.
     max_top: int = 12  # M^t
     max_group: int = 8  # M^l
     # App. D.1: its effect is small, and which value is best differs between models.

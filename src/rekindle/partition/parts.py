@@ -65,7 +65,7 @@ def cut_ops(problem: Problem, forward: Sequence[int], backward: Sequence[int]) -
     ]
     # Made by others: the level above counts them.
     arrived = tuple(cut.value(v, size=0) for v in arriving)
-    # A loss op without outputs would be dead, and in some parts no gradient arrives.
+    # Every op has an output by the format, and in some parts no gradient arrives.
     token = cut.token()
     loss = Op("", 0, tuple(cut.value(v) for v in leaving), (*arrived, token), phase="loss")
     steps += [loss, *(cut.op(i) for i in backward)]

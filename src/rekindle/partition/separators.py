@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from rekindle.core import Problem
 
-# Less than every block, but compared by name alone: it is no place in the chain.
 PRELUDE = -1  # the block of ops that run once, before the chain
 
 

@@ -15,9 +15,8 @@ closed there: an op that has no twin may run again behind the loss and read what
 then its argument is made again first. `check_constraints` has the last word on the result.
 
 Known limits: the twin and a second run of the op behind the loss are two runs where one would do;
-`drop_needless_runs` removes what it can. A lower bound holds for the problem without constraints,
-which is a
-relaxation of it.
+`drop_needless_runs` removes what it can. A lower bound is one of the problem without constraints,
+which is a relaxation.
 """
 
 from collections.abc import Sequence

@@ -239,7 +239,7 @@ class _Top:
     def lower(self, level: Level, plan: Plan) -> list[int]:
         forward, backward = lower_plan(level, plan)
         loss = self.problem.loss_op
-        # The loss stands between the two: at the top it is no layer.
+        # At the top the loss is no layer of its own.
         return [*forward, *([] if loss is None else [loss]), *backward]
 
     def take(self, ops: Sequence[int]) -> None:

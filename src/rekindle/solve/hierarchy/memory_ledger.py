@@ -1,5 +1,4 @@
-"""H-ILP's account of memory (`level_milp`): what is kept between events, and the rows that bound
-it.
+"""H-ILP's account of memory (`level_milp`): what is kept between events, and its rows.
 
 A K in [0, 1] for each value from one event (a run that makes or reads it) to the next, as a row: a
 column, a sum of columns, or the constant. `read` and `make` add the constraints of an event and
@@ -37,7 +36,7 @@ class Ledger:
         """The K from here to the next event: a new column, or nothing after the last one."""
         if v in self.level.final or not self.level.size[v]:
             return {ONE: 1.0}
-        # The value dies here, and no column says so.
+        # Nothing touches it after this step, so it dies here and needs no column.
         if self.last_event[v] == self.now:
             return {}
         return {self.model.add_column(): 1.0}

@@ -39,7 +39,7 @@ from rekindle.solve.staged.checkmate import cheapest_staged
 class ByCheckmate:
     """rk-Checkmate on the part over a grid of budgets."""
 
-    # As in the paper (Sec. 3.3); most of the 400 points are covered by others (`_Known`).
+    # As in the paper (Sec. 3.3); many of the 400 points are covered by others (`_Known`).
     num_peaks: int = 20
     num_saves: int = 20
     max_ops: int = 80  # a larger part is left to other makers
@@ -47,7 +47,7 @@ class ByCheckmate:
 
     def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
         problem = part.problem
-        # The program has (ops)^2 runs: beyond this it takes its time limit for every point.
+        # The program has (ops)^2 runs: beyond this most points would end at their time limit.
         if len(problem.ops) > self.max_ops:
             return []
         deadline = time.monotonic() + time_limit_s

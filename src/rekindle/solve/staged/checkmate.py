@@ -294,7 +294,7 @@ class _Search:
             seed=self.seed,
             threads=self.threads,
             on_progress=hear,
-            # The bound alone: an incumbent at the optimum is not known to be one.
+            # Nothing worth finding is left. An incumbent alone says nothing about that.
             enough=lambda objective, bound: bound > limit,
             backend=self.backend,
         )

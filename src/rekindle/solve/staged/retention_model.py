@@ -45,8 +45,7 @@ class RetentionModel:
         problem = self.stages.problem
         # Without stages a step is a place in one sequence, and there are no more places than runs.
         num_runs = sum(1 if op.once else self.max_runs for op in problem.ops)
-        # Stage t and op i give step n t + i: numbers with i > t stand for
-        # nothing.
+        # Stage t and op i give step n t + i: those with i > t stand for nothing.
         self.end = len(problem.ops) ** 2 if self.keep_order else num_runs
         costs = [op.cost for op in problem.ops]
         self.cost_unit = _unit(costs, sum(costs) * self.max_runs)
