@@ -3,9 +3,10 @@
     python benchmarks/hiremate/table3.py [--problems DIR] [--seconds 500] [--again] [NAME ...]
 
 DIR is what `capture.py` wrote. Each row is worked off in steps: `hiremate`, `auto`, the bound that
-holds for every order (`solve.bound`), `checkmate` from the best schedule known. What is already in
-`table3.json` is not done again (`--again`: `hiremate` is), so the script can be stopped and started
-as often as one likes; `--seconds` ends it before the next step. `table3.md` is the table.
+holds for every order (`solve.lower_bound`), `checkmate` from the best schedule known. What is
+already in `table3.json` is not done again (`--again`: `hiremate` is), so the script can be stopped
+and started as often as one likes; `--seconds` ends it before the next step. `table3.md` is the
+table.
 
 The optimum lies between `bound`, the best lower bound proven by any of them, and `best`, the
 cheapest schedule found by any of them. So `hiremate` is above the optimum by at least
@@ -123,8 +124,9 @@ def table(rows: dict[str, dict]) -> str:
         "HiRemate's Table 3: overheads in %, ours at the paper's budgets in bytes. Costs are the "
         "roofline estimates of `p100.toml`, the paper's were measured, so its columns are to be "
         "read by themselves. The optimum lies between `proven bound` (the better one of "
-        "`solve.bound`, which holds for every order, and of `checkmate`'s over the listed order) "
-        "and `best known` (the cheapest of `hiremate`, `auto` in 30 s, `checkmate` in 90 s).",
+        "`solve.lower_bound`, which holds for every order, and of `checkmate`'s over the listed "
+        "order) and `best known` (the cheapest of `hiremate`, `auto` in 30 s, `checkmate` in "
+        "90 s).",
         "",
         "| model | budget | of plain | paper: Checkmate | paper: H-ILP | hiremate (s) | best known "
         "| proven bound | `checkmate` | above best | above bound |",

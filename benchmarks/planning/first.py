@@ -92,7 +92,7 @@ def measure(name: str, limit_s: float) -> dict[str, Any]:
     as_on_a_gpu()
     model, args, kwargs, loss = MODELS[name]()
     room: Any = importlib.import_module("rekindle.solving")
-    solve, walls = room.run_with_wishes, []
+    solve, walls = room.run_constrained, []
 
     def by_the_clock(*given: Any, **more: Any) -> Any:
         begun = time.perf_counter()
@@ -101,10 +101,10 @@ def measure(name: str, limit_s: float) -> dict[str, Any]:
         finally:
             walls.append(time.perf_counter() - begun)
 
-    room.run_with_wishes = by_the_clock
+    room.run_constrained = by_the_clock
     spent: dict[str, float] = {}
     wall = time.perf_counter()
-    with again.stages(spent, again.STAGES | {(room, "run_with_wishes"): "solver"}):
+    with again.stages(spent, again.STAGES | {(room, "run_constrained"): "solver"}):
         managed = rekindle.rematerialize(
             model.train(), args, kwargs, budget=BUDGET, time_limit_s=limit_s
         )

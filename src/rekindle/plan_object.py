@@ -293,7 +293,7 @@ class Plan:
             self.problem,
             num_points=num_points,
             time_limit_s=time_limit_s,
-            wishes=self.options.wishes,
+            constraints=self.options.wishes,
         )
 
     def explain(self, module: str | None = None) -> str:

@@ -8,13 +8,13 @@ from rekindle.errors import BudgetInfeasible
 from rekindle.plans.options import Options
 from rekindle.predict import Predictor
 from rekindle.solve.constraints import (
-    check_wishes,
-    meant,
-    run_with_wishes,
-    smallest_with_wishes,
+    check_constraints,
+    constrained_min_budget,
+    resolve,
+    run_constrained,
 )
 from rekindle.solve.registry import find_solver
-from rekindle.solve.solution_cache import Question, keep, recall
+from rekindle.solve.solution_cache import SolveRequest, lookup, store
 
 log = logging.getLogger("rekindle")
 
@@ -35,7 +35,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
     if solution.schedule is None:
-        smallest = solution.smallest or smallest_with_wishes(problem, options.wishes)
+        smallest = solution.smallest or constrained_min_budget(problem, options.wishes)
         peak = simulate(problem, smallest).peak
         raise BudgetInfeasible(
             f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
@@ -59,7 +59,7 @@ def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
     schedule = given if isinstance(given, Schedule) else given(problem)
     check_schedule(problem, schedule)
     if options.wishes:
-        check_wishes(problem, meant(problem, options.wishes), schedule)
+        check_constraints(problem, resolve(problem, options.wishes), schedule)
     if budget is not None and (peak := simulate(problem, schedule).peak) > budget:
         raise BudgetInfeasible(
             f"the given schedule has a peak of {peak:,} bytes; the budget is {budget:,}", peak
@@ -103,11 +103,11 @@ def _solve(
     options: Options, problem: Problem, budget: int, warm_start: Schedule | None
 ) -> tuple[Solution, bool]:
     solver = find_solver(options.solver)
-    wishes = (options.wishes.save, options.wishes.recompute)
-    question = Question(problem, budget, solver, options.seed, wishes)
-    if options.cache and (known := recall(question, options.time_limit_s)) is not None:
+    constraints = (options.wishes.save, options.wishes.recompute)
+    request = SolveRequest(problem, budget, solver, options.seed, constraints)
+    if options.cache and (known := lookup(request, options.time_limit_s)) is not None:
         return known, True
-    solution = run_with_wishes(
+    solution = run_constrained(
         solver,
         problem,
         budget,
@@ -117,5 +117,5 @@ def _solve(
         warm_start=warm_start,
     )
     if options.cache:
-        keep(question, solution, options.time_limit_s)
+        store(request, solution, options.time_limit_s)
     return solution, False

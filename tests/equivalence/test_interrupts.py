@@ -93,7 +93,7 @@ def test_before_any_schedule_it_is_raised() -> None:
     """A budget that keep-all misses, and Ctrl-C before anything else was looked at."""
     code = """
 from rekindle.solve.auto import auto
-auto._Search._exactly = press
+auto._Search._solve_exactly = press
 rekindle.plan(model, (x,), budget=0.7, profile="estimate", cache=False); print("not here")
 """
     answer = run(code)

@@ -17,11 +17,12 @@ from support.zoo import Example, gaussian
 from torch import nn
 
 import rekindle
-from rekindle import pipeline
+from rekindle import pipeline, solving
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
-from rekindle.solve.constraints import check_wishes, meant, wishes_of
+from rekindle.profile import profiler
+from rekindle.solve.constraints import check_constraints, parse_constraints, resolve
 
 CPU = torch.device("cpu")
 
@@ -129,14 +130,14 @@ def test_planning_again_is_quick_and_gives_the_same_plan(monkeypatch, tmp_path: 
     monkeypatch.setenv("REKINDLE_CACHE_DIR", str(tmp_path))
     options = {"profile": "measure", "budget": 0.7, "time_limit_s": 4}
     first = planned(make(num_layers=12), **options)
-    start = time.process_time()  # of a busy machine, what is ours
-    second = planned(make(num_layers=12), **options)
-    taken = time.process_time() - start
+    with monkeypatch.context() as patch:  # what takes the time: neither measured nor solved again
+        patch.setattr(profiler, "_measure_all", None)
+        patch.setattr(solving, "run_constrained", None)
+        second = planned(make(num_layers=12), **options)
     assert not first.kept
     assert second.kept
     assert second.schedule == first.schedule
     assert (second.bound, second.status) == (first.bound, first.status)
-    assert taken < 2.0
     assert not planned(make(num_layers=12), **options, cache=False).kept
 
 
@@ -149,9 +150,9 @@ def test_wishes_hold_in_training_and_in_the_file(tmp_path: Path) -> None:
 
     wishes = {"save": "2", "recompute": ["[013]::gelu", "4.0"]}
     plan = planned(example(), budget=1.0, **wishes)
-    wanted = meant(plan.problem, wishes_of(**wishes))
+    wanted = resolve(plan.problem, parse_constraints(**wishes))
     assert len(wanted.save) >= 2
-    check_wishes(plan.problem, wanted, plan.schedule)
+    check_constraints(plan.problem, wanted, plan.schedule)
     assert plan.cost_ns > plan.keep_all_cost_ns  # even where everything would fit
     path = tmp_path / "plan.json"
     plan.save(path)
@@ -228,9 +229,7 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, capsys, mo
     (tmp_path / "models.py").write_text(SOURCE)
     doomed = start(tmp_path, "-o", "doomed.json")
     cache = tmp_path / "cache"
-    deadline = time.monotonic() + 100
     while not any(cache.rglob("*.jsonl")) and doomed.poll() is None:
-        assert time.monotonic() < deadline
         time.sleep(0.002)
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()

@@ -10,7 +10,6 @@ import json
 import random
 import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from importlib import resources
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.clocks import at_most_calls
 from support.mutations import mutated_bytes, mutated_text
 from support.reference_simulator import simulate as reference
 from torch import nn
@@ -41,7 +41,7 @@ from rekindle.profile import load_device
 from rekindle.profile.cache import _SUFFIX as CACHE_SUFFIX
 from rekindle.profile.cache import cache_info
 
-LONGEST_S = 5.0  # of processor time for one case; most take a millisecond
+MOST_CALLS = 2_000_000  # of functions, for one case: a second or two; most take some hundreds
 SENTENCE = 700  # characters
 SOURCES = (
     *(random_problem(seed, num_ops) for seed, num_ops in ((1, 4), (2, 8), (3, 12))),
@@ -57,13 +57,12 @@ def changed(record: Any, chance: random.Random) -> bytes:
 
 def understood(read: Callable[[], Any]) -> Any:
     """What was read, or None where it was refused in one sentence."""
-    start = time.process_time()
     found, sentence = None, None
-    try:
-        found = read()
-    except RekindleError as error:
-        sentence = str(error)
-    assert time.process_time() - start < LONGEST_S
+    with at_most_calls(MOST_CALLS):
+        try:
+            found = read()
+        except RekindleError as error:
+            sentence = str(error)
     assert sentence is None or 10 < len(sentence.encode("utf-8")) < SENTENCE, sentence[:2000]
     return found
 
@@ -71,10 +70,12 @@ def understood(read: Callable[[], Any]) -> Any:
 def command(*arguments: object) -> tuple[int, str]:
     """The exit code and the output of a command; an error is one line, never a traceback."""
     out, err = io.StringIO(), io.StringIO()
-    start = time.process_time()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        at_most_calls(MOST_CALLS),
+    ):
         code = main([str(a) for a in arguments])
-    assert time.process_time() - start < LONGEST_S
     assert code in (0, 1, 2, 3), code
     if code == 2:
         assert out.getvalue() == ""

@@ -29,7 +29,12 @@ from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver
 from rekindle.solve.base import unavailable
-from rekindle.solve.constraints import Wishes, run_with_wishes, smallest_with_wishes, wishes_of
+from rekindle.solve.constraints import (
+    Constraints,
+    constrained_min_budget,
+    parse_constraints,
+    run_constrained,
+)
 from rekindle.solve.pareto import pareto
 
 SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
@@ -191,9 +196,9 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
     if arguments.output is not None:
         check_writable(arguments.output)
-    wishes = wishes_of(arguments.save, arguments.recompute)
+    wishes = parse_constraints(arguments.save, arguments.recompute)
     with shown(problem, quiet=arguments.quiet):
-        solution = run_with_wishes(
+        solution = run_constrained(
             solver,
             problem,
             budget,
@@ -230,9 +235,11 @@ def check_writable(path: str) -> None:
         raise FileError(f"{path} cannot be written: the folder {folder} is read-only")
 
 
-def _smallest(problem: Problem, solution: Solution, time_limit_s: float, wishes: Wishes) -> int:
+def _smallest(
+    problem: Problem, solution: Solution, time_limit_s: float, wishes: Constraints
+) -> int:
     """The smallest peak that the solver, or else the baselines in a few seconds, can reach."""
-    found = smallest_with_wishes(problem, wishes, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
+    found = constrained_min_budget(problem, wishes, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
     peak = simulate(problem, found).peak
     if solution.smallest is not None:
         peak = min(peak, simulate(problem, solution.smallest).peak)

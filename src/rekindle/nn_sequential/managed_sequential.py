@@ -35,7 +35,7 @@ from rekindle.nn_sequential.stage_profile import (
     tensors_of,
 )
 from rekindle.partition.chain import Chain
-from rekindle.solve.chains.chain_dp import Rule, Run, Sequence1, Step, best_sequence
+from rekindle.solve.chains.chain_dp import ChainSequence, Rule, Run, Step, best_sequence
 
 RULES = {"rotor": Rule.persistent, "rotor-floating": Rule.floating, "revolve": Rule.revolve}
 SLOTS = 4000
@@ -79,7 +79,7 @@ def sequential(
     budget_bytes = parse_budget(budget, keep_all_peak)
     slots = min(SLOTS, max(500, 6 * ADDS // len(chain) ** 3))
     if budget_bytes >= keep_all_peak:
-        sequence: Sequence1 | None = _keep_all(chain)
+        sequence: ChainSequence | None = _keep_all(chain)
     else:
         sequence = best_sequence(chain, budget_bytes, RULES[solver], slots=slots)
     if sequence is None:
@@ -102,10 +102,10 @@ def sequential(
     return _managed(model, plan)
 
 
-def _keep_all(chain: Chain) -> Sequence1:
+def _keep_all(chain: Chain) -> ChainSequence:
     steps: list[Step] = [(Run.save, k, 0) for k in range(len(chain))]
     steps += [(Run.back, k, 0) for k in reversed(range(len(chain)))]
-    return Sequence1(tuple(steps), sum(b.options[0].cost for b in chain.blocks))
+    return ChainSequence(tuple(steps), sum(b.options[0].cost for b in chain.blocks))
 
 
 def _keep_all_peak(chain: Chain) -> int:

@@ -76,6 +76,7 @@ def chain_of_stages(stages: Sequence[Stage], input_size: int, input_gradient: in
     kept = sum(stage.kept_gradient for stage in stages)
     for stage in stages:
         kept -= stage.kept_gradient
+        # a-bar holds the output a by definition; a chain measured in reality may say less.
         saved = max(stage.saved, stage.output)
         option = Option(
             saved=saved,
@@ -135,6 +136,7 @@ class Measure:
         blocks = [self._block(k, standing[k]) for k in range(len(self.rows))]
         for k, options in (more or {}).items():
             blocks[k] = replace(blocks[k], options=(*blocks[k].options, *options))
+        # Counted from the beginning to the end, also before it is made: safe, and simple.
         base = self.total(self.rows.pinned | self.rows.aside)
         return Chain(tuple(blocks), base, self.rows.prelude)
 
@@ -154,6 +156,7 @@ class Measure:
     def _standing(self) -> list[int]:
         """Per block k: what blocks after k made in the backward for block k and later, and what
         the caller holds since the loss."""
+        # A difference array over the blocks, from the last to the first.
         change = [0] * (len(self.rows) + 1)
         for i, made in self.block_of.items():
             for v in self.problem.ops[i].outputs:
@@ -166,6 +169,7 @@ class Measure:
         single |= {v for op in self.problem.ops if op.once for v in op.outputs}
         held = set(self.problem.held) - set(self.problem.resident)
         change[self.last - 1] += self.total(held - single - self.rows.aside)
+        # Behind the last block nothing of the backward exists yet.
         standing = [0] * len(self.rows)
         total = 0
         for k in range(self.last - 1, -1, -1):

@@ -36,8 +36,10 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class HPartition:
+    # What the program of a level grows with; at the top it has the most time.
     max_top: int = 12  # M^t
     max_group: int = 8  # M^l
+    # App. D.1: its effect is small, and which value is best differs between models.
     alpha: float = 0.5
     slow: float = 0.7  # a level that leaves more than this share of the nodes is helped on
 
@@ -45,6 +47,7 @@ class HPartition:
         groups = [Group((x,)) for x in range(len(graph))]
         while len(graph) > max(1, self.max_top):
             parts = _Level(graph, self).run()
+            # Else the hierarchy would get nearly as many levels as the graph has nodes.
             stuck = len(parts) > self.max_top and len(parts) > self.slow * len(graph)
             graph, order = quotient(graph, parts)
             groups = [_union([groups[x] for x in sorted(parts[p])]) for p in order]
@@ -68,6 +71,7 @@ def intervals(graph: Graph, length: int) -> list[list[int]]:
     num = len(graph)
     length = max(2, min(length, (num + 1) // 2))
     crossing = [0] * (num + 1)
+    # The last one, as nodes are listed in a topological order.
     last_read: dict[int, int] = {}
     for x, reads in enumerate(graph.reads):
         for v in reads:
@@ -81,6 +85,7 @@ def intervals(graph: Graph, length: int) -> list[list[int]]:
     for cut in range(1, num + 1):
         crossing[cut] += crossing[cut - 1]
     typical = max(1, sum(crossing) // (num + 1))  # each cut counts, even where nothing crosses
+    # The cheapest cuts of every prefix, by the cheapest of every shorter one.
     best, back = [0] * (num + 1), [0] * (num + 1)
     for end in range(1, num + 1):
         start = min(range(max(0, end - length), end), key=lambda k: (best[k], k))
@@ -143,6 +148,7 @@ def _candidates(graph: Graph, max_group: int) -> list[frozenset[int]]:
     for x, a in enumerate(above):
         inner = {x}
         work = [x]
+        # One more than `max_group`, since either end may be left out of the group.
         while work and len(inner) <= max_group + 1:
             for y in graph.edges[work.pop()]:
                 if y != a and y not in inner:
@@ -178,6 +184,7 @@ class _Level:
         """The parts, single nodes included."""
         num = len(self.graph)
         candidates = [c for c in _candidates(self.graph, self.options.max_group) if self.valid(c)]
+        # Candidates are looked up by node, so that a merge touches those alone that overlap it.
         member: list[set[int]] = [set() for _ in range(num)]  # per node: its candidates
         heap: list[tuple[float, int, int]] = []
         alive: list[frozenset[int] | None] = list(candidates)
@@ -189,6 +196,8 @@ class _Level:
         heapq.heapify(heap)
         group_of: list[frozenset[int]] = [frozenset((x,)) for x in range(num)]
         num_left = num
+        # A heap cannot change an entry: a changed candidate is entered anew, and the old entry is
+        # passed over when it comes up.
         entries = {k: entry for entry in heap for k in (entry[2],)}
         while heap and num_left > self.options.max_top:
             entry = heapq.heappop(heap)
@@ -196,10 +205,13 @@ class _Level:
             chosen = alive[k]
             if chosen is None or entries[k] != entry:
                 continue
+            # A candidate may have taken in whole groups by now, so this counts groups, not nodes.
             num_left -= len({group_of[x] for x in chosen}) - 1
             for x in chosen:
                 group_of[x] = chosen
             touched = sorted({c for x in chosen for c in member[x]})
+            # In a fixed order, so that equal graphs give equal hierarchies and equal parts are
+            # found.
             for c in touched:
                 old = alive[c]
                 assert old is not None
@@ -226,6 +238,7 @@ class _Level:
         for x in group:
             for v in graph.reads[x]:
                 here[v] = here.get(v, 0) + 1
+        # Eq. 1: bytes that enter plus bytes that leave, times (ops per node)^alpha.
         total = weight = 0
         own = set()
         for x in group:
@@ -239,6 +252,8 @@ class _Level:
 
     def valid(self, group: frozenset[int]) -> bool:
         """Whether there is a single way in, which makes the group convex."""
+        # Counted together: the nodes of the group with predecessors outside, and these
+        # predecessors. One of the two numbers has to be 1.
         outside: set[int] = set()
         num_entries = 0
         for x in group:

@@ -116,11 +116,13 @@ def read_layers(problem: Problem) -> Layers:
         if op.phase == "forward":
             layer_of[i] = place[i]
         elif op.phase == "backward":
+            # A backward op that reads no gradient but the loss's may go with any layer.
             latest = len(forward) - 1
             for v in op.inputs:
                 by = producer[v]
                 if by >= 0 and ops[by].phase == "backward":
                     latest = min(latest, layer_of[by])
+            # `grad_of` pairs ops as autograd does, and gives way to the invariant.
             wanted = place.get(op.grad_of, latest) if op.grad_of is not None else latest
             layer_of[i] = min(latest, wanted)
             if layer_of[i] >= 0:
@@ -136,6 +138,7 @@ def layer_graph(problem: Problem, layers: Layers) -> Graph:
     edges: list[set[int]] = [set() for _ in layers.layers]
     reads: list[tuple[int, ...]] = []
     makes: list[tuple[int, ...]] = []
+    # What is read outside leaves every group that makes it.
     leaves: set[int] = set(problem.outputs)
     for j, layer in enumerate(layers.layers):
         op = problem.ops[layer.forward]
@@ -152,6 +155,8 @@ def layer_graph(problem: Problem, layers: Layers) -> Graph:
         for i in layer.backward:
             for v in problem.ops[i].inputs:
                 later = layer_of[producer[v]] if producer[v] >= 0 else -1
+                # Nearly always a forward path leads from j to `later` already. Where none does,
+                # this edge keeps groups convex for the backward too.
                 if later > j and problem.ops[producer[v]].phase == "backward":
                     edges[later].add(j)
     return Graph(
@@ -181,6 +186,8 @@ def quotient(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple
         for q in earlier:
             after[q].append(p)
     missing = [len(earlier) for earlier in before]
+    # The earliest member first, so that the order of the parts follows the listed order and does
+    # not depend on how the parts were numbered.
     heap = [(min(parts[p]), p) for p in range(len(parts)) if not missing[p]]
     heapq.heapify(heap)
     order: list[int] = []

@@ -56,12 +56,16 @@ def cut_ops(problem: Problem, forward: Sequence[int], backward: Sequence[int]) -
     cut = _Cut(problem, inside)
     steps = [cut.op(i) for i in forward]
     leaving = [v for i in forward for v in sorted(problem.ops[i].outputs) if cut.leaves(v)]
+    # In the order in which the part's backward meets them, not by their ids in the whole: ids
+    # differ between parts that are equal otherwise.
     arriving = [
         v
         for v in dict.fromkeys(v for i in backward for v in sorted(problem.ops[i].inputs))
         if cut.is_gradient(v) and problem.producer[v] not in inside
     ]
+    # Made by others: the level above counts them.
     arrived = tuple(cut.value(v, size=0) for v in arriving)
+    # Every op has an output by the format, and in some parts no gradient arrives.
     token = cut.token()
     loss = Op("", 0, tuple(cut.value(v) for v in leaving), (*arrived, token), phase="loss")
     steps += [loss, *(cut.op(i) for i in backward)]
@@ -99,6 +103,7 @@ class _Cut:
         if v not in self.local:
             self.local[v] = len(self.ids)
             self.ids.append(v)
+            # What comes from outside is always there for the part, so it has no size in it.
             counted = self.problem.producer[v] in self.inside
             whole = self.problem.values[v].size if counted else 0
             self.sizes.append(whole if size is None else size)
@@ -133,6 +138,7 @@ class _Cut:
             if self.problem.producer[v] in self.inside
         ]
         return Op(
+            # Names and ids tell equal parts apart; so does `grad_of`, which nobody asks of a part.
             name="",
             cost=op.cost,
             inputs=inputs,

@@ -115,6 +115,7 @@ class _Rows:
         """Forward ops that need no gradient: no backward op belongs to them, nor to what they
         read. Without any `grad_of`, only run-once ops count as such."""
         ops = self.problem.ops
+        # An op that the backward belongs to needs a gradient, and all that reads it does.
         paired = {ops[i].grad_of for i in self.backward}
         known = any(i is not None for i in paired)
         side: set[int] = set()
@@ -129,6 +130,8 @@ class _Rows:
         """The forward ops that lead to the loss, each right before it is needed; where an op needs
         several, the one with the longest way behind it first."""
         ops, producer = self.problem.ops, self.producer
+        # The longest way from an input, in ops: the main path of a network is the longest one, and
+        # skips are taken when they are needed.
         depth: dict[int, int] = {}
         needs: dict[int, list[int]] = {}
         read: set[int] = set()
@@ -145,6 +148,7 @@ class _Rows:
             roots = set(self.forward) - read - side
         order: list[int] = []
         seen: set[int] = set()
+        # Depth first by hand: the way to the loss is as long as the model is deep.
         stack = sorted(roots, key=lambda k: (depth[k], k))
         while stack:
             i = stack[-1]
@@ -171,11 +175,14 @@ class _Rows:
                 if values[v].size and v not in self.stays:
                     far = max(far, *(place.get(r, k) for r in readers[v]), k)
             last.append(far)
+        # How many ops have their last reader at this place.
         ending = [0] * len(order)
         num_open = block = 0
         made = 0  # bytes in the current block: one that makes none is not worth a cut
         for k, i in enumerate(order):
             self.block_of[i] = block
+            # `num_open` counts ops, not values: an op with two outputs that both cross is one
+            # separator.
             num_open -= ending[k]
             if last[k] > k:
                 num_open += 1
@@ -216,6 +223,8 @@ class _Rows:
                 by = self.producer[v]
                 if by in block_of and v not in self.stays:
                     limits.append(block_of[by] + (self.separator.get(v) == block_of[by]))
+            # The earliest of them in the chain: the backward goes from the last block to the first,
+            # so what it reads from later blocks has been made.
             if limits:
                 block_of[i] = min(*limits, num_blocks - 1)
             else:
@@ -234,6 +243,8 @@ class _Rows:
         """Joins the blocks between a backward op and the inside of a later block that it reads, and
         those between a leaf of the forward and the inside of an earlier one."""
         joined = [False] * num_blocks  # whether block k is one with block k + 1
+        # How far each block has to be one with those behind it; intervals that overlap are merged
+        # in one sweep below.
         reach = list(range(num_blocks))
         if num_blocks > 1 and self._starts_twice():
             reach[0] = 1
@@ -289,6 +300,8 @@ class _Rows:
                 weight[self.block_of[i]] += sum(self.problem.values[v].size for v in self.makes(i))
         left, right = list(range(-1, num_blocks - 1)), list(range(1, num_blocks + 1))
         joined = [False] * num_blocks
+        # A heap and links to the neighbours: joining n blocks takes O(n log n). Entries of a pair
+        # that has changed are passed over.
         heap = [(weight[k] + weight[k + 1], k, k + 1) for k in range(num_blocks - 1)]
         heapq.heapify(heap)
         gone = [False] * num_blocks

@@ -44,6 +44,8 @@ def eliminate(
     """A tree decomposition by min-fill, and its width. Where every vertex left has more than
     `max_width` neighbours, or time is up, all of them are one bag."""
     num = len(graph.inputs)
+    # Sets of neighbours as bits of whole numbers: union, difference and size are a few instructions
+    # for every 64 vertices, where Python sets take one step per member.
     adjacent = [0] * num
     for v, inputs in enumerate(graph.inputs):
         for u in inputs:
@@ -53,8 +55,10 @@ def eliminate(
     def key(v: int) -> tuple[int, int, int]:
         around = adjacent[v]
         degree = around.bit_count()
+        # Too many neighbours to count the fill of; such vertices come last, by degree.
         if degree > max_width:
             return (num * num, degree, v)
+        # Each missing edge is seen from both of its ends, and u itself is in `around`.
         fill = sum((around & ~adjacent[u]).bit_count() - 1 for u in bits(around))
         return (fill // 2, degree, v)
 
@@ -70,6 +74,7 @@ def eliminate(
             continue
         around = adjacent[v]
         degree = around.bit_count()
+        # The bag of v would be all that is left, or is too wide: the rest becomes one bag.
         if degree == num_left - 1 or degree > max_width:
             break
         if len(removed) % 64 == 0 and time.monotonic() > deadline:
@@ -77,6 +82,7 @@ def eliminate(
         removed.append((v, around))
         gone[v] = True
         num_left -= 1
+        # Whose fill may have changed: the neighbours of v, and theirs.
         touched = around
         for u in bits(around):
             touched |= adjacent[u]
@@ -92,6 +98,7 @@ def eliminate(
 def _bag_tree(rest: list[int], removed: list[tuple[int, int]]) -> tuple[list[Bag], int]:
     """Re-inserts the eliminated vertices, last first: a new bag hangs on one with all its
     neighbours. Of these, the one eliminated first has such a bag: its own."""
+    # The rest is the root; it is a clique, or is treated as one.
     bags = [Bag(tuple(rest))]
     bag_of = dict.fromkeys(rest, 0)
     place = {v: k for k, (v, _) in enumerate(removed)}
@@ -134,11 +141,13 @@ def separator_tree(bags: list[Bag], num_vertices: int) -> list[Node]:
     nodes: list[Node] = []
     taken = [False] * num_vertices
     cut = [False] * len(bags)
+    # A stack: the bag tree of a chain is as deep as the chain is long.
     work = [(0, -1, 0)]  # any bag of a component, the parent node, the depth
     while work:
         seed, parent, depth = work.pop()
         centre = _centroid(bags, cut, seed)
         cut[centre] = True
+        # Ids of ops are a topological order, and sorted they are one of the bag.
         own = sorted(v for v in bags[centre].vertices if not taken[v])
         for v in own:
             taken[v] = True
@@ -159,6 +168,7 @@ def separator_tree(bags: list[Bag], num_vertices: int) -> list[Node]:
 
 def _centroid(bags: list[Bag], cut: list[bool], seed: int) -> int:
     """The bag without which the largest remaining component is smallest."""
+    # The list grows while it is walked: breadth first without a queue.
     order, parent = [seed], {seed: -1}
     for b in order:
         for c in bags[b].neighbours:
@@ -169,6 +179,7 @@ def _centroid(bags: list[Bag], cut: list[bool], seed: int) -> int:
     best, best_largest = seed, len(order) + 1
     heaviest = dict.fromkeys(order, 0)
     for b in reversed(order):
+        # Without b there remain its subtrees, and all that is not below it.
         largest = max(heaviest[b], len(order) - weight[b])
         if largest < best_largest:
             best, best_largest = b, largest

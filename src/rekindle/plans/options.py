@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rekindle.core import Problem, Schedule
 from rekindle.solve.base import Solver
-from rekindle.solve.constraints import Wishes, wishes_of
+from rekindle.solve.constraints import Constraints, parse_constraints
 
 if TYPE_CHECKING:  # `rekindle solve` starts without torch
     import torch
@@ -52,8 +52,8 @@ class Options:
         _ = self.wishes  # refused now, not after a minute of measuring
 
     @property
-    def wishes(self) -> Wishes:
-        return wishes_of(self.save, self.recompute)
+    def wishes(self) -> Constraints:
+        return parse_constraints(self.save, self.recompute)
 
 
 DEFAULTS = Options()

@@ -80,16 +80,20 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
             space.give(at, workspace)
         for k in dies.get(step, ()):
             free(k, frames)
-    if not any(event["category"] == "unknown" for event in events):
-        # memory_viz fails on categories of which none is "unknown" (a slip of the pen in it).
-        for event in events:
-            del event["category"]
+    _drop_categories(events)
     return {
         "device_traces": [events],
         "segments": [_segment(account, space.end, address)],
         "external_annotations": [],
         "allocator_settings": {},
     }
+
+
+def _drop_categories(events: list[dict[str, Any]]) -> None:
+    """memory_viz fails on categories of which none is "unknown" (a slip of the pen in it)."""
+    if not any(event["category"] == "unknown" for event in events):
+        for event in events:
+            del event["category"]
 
 
 def snapshot_bytes(account: Account) -> bytes:

@@ -1,8 +1,12 @@
-"""The contract of a solver, and the one door through which all of them are called.
+"""The contract of a solver (`Solver`), and the one function that calls them all (`run_solver`).
 
-A solver sees only a `Problem` and a budget in whole size units. What it returns is believed only
-after `check_schedule` and `simulate`: `run_solver` does both, so a solver's own idea of memory can
-never reach a user.
+A solver sees only a `Problem` and a budget in whole size units (bytes). It answers with a
+`Solution`, whose schedule counts only once `check_schedule` and `simulate` have confirmed it
+(`verify_solution`): a solver's own idea of memory never reaches a user. A search that
+fails is data: a solution without a schedule, with a status and a sentence.
+
+A new solver is a final frozen dataclass in a module of its own and a line in `registry.SOLVERS`.
+`best_solution` makes the answer out of the schedules it has found.
 """
 
 import importlib.util
@@ -17,13 +21,18 @@ from rekindle.errors import InvalidSchedule, SolverRefused, SolverUnavailable
 # How each library that a solver may need is installed.
 PIP_NAMES = {"highspy": "highspy", "ortools": '"rekindle[cp]"', "gurobipy": "gurobipy"}
 
-LARGEST_SIZES = 2**60  # memory stays exact in 64 signed bits, whatever is alive twice
+# The native core adds up in signed 64 bits. A value may be alive twice (the old copy until its last
+# use, beside the new one), so sizes leave three bits; a schedule may run everything again and
+# again, so costs leave seven.
+LARGEST_SIZES = 2**60
 LARGEST_COSTS = 2**56
 
 
 class Solver(Protocol):
     """A final frozen dataclass whose fields are its options."""
 
+    # Class variables, so that they are no fields: the fields are the options, and the repr of a
+    # solver, which names them all, is part of the key under which its solutions are kept.
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]]  # import names; probed here, imported only inside `solve`
     exact: ClassVar[bool]  # proves optimality over its own space of schedules, given time
@@ -56,6 +65,7 @@ def too_large(problem: Problem) -> str | None:
 
 
 def missing_requirements(solver: Solver) -> tuple[str, ...]:
+    """The packages that are not installed; found without importing them, which would be slow."""
     return tuple(name for name in solver.requires if importlib.util.find_spec(name) is None)
 
 
@@ -77,15 +87,18 @@ def run_solver(
     seed: int = 0,
     warm_start: Schedule | None = None,
 ) -> Solution:
-    """Checks the door, removes dead ops, solves, and believes only what simulation confirms."""
+    """Refuses what cannot be solved, removes dead ops, solves, and verifies the solution."""
     if (sentence := unavailable(solver)) is not None:
         raise SolverUnavailable(sentence)
     start = time.monotonic()
+    # Dead ops go first: "every op runs at least once", from which most solvers take their first
+    # bound, holds only for ops that some output needs.
     small, kept = without_dead_ops(problem)
-    small, shift = _in_larger_units(small)
+    small, shift = _scale_costs(small)
     if (reason := solver.accepts(small)) is not None:
         raise SolverRefused(f"solver {solver.name!r} does not handle this problem: {reason}")
     if warm_start is not None:
+        # Runs of dead ops fall out. What is left is valid: nothing that stays reads what they made.
         warm_start = _translate_to(kept, warm_start)
     solution = solver.solve(
         small, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
@@ -106,12 +119,14 @@ def run_solver(
         seed=seed,
         wall_s=time.monotonic() - start,
     )
-    return _believe(problem, budget, solution)
+    return verify_solution(problem, budget, solution)
 
 
-def _in_larger_units(problem: Problem) -> tuple[Problem, int]:
+def _scale_costs(problem: Problem) -> tuple[Problem, int]:
     """The problem with costs that sum to less than 2^50, and the power of two they were divided
     by: solvers add up the costs of many runs, in 64 bits or in floats."""
+    # 2^50 leaves three bits below 2^53, up to which a float counts whole numbers: the rows of the
+    # MILPs and the temperatures of annealing are floats.
     shift = max(0, sum(op.cost for op in problem.ops).bit_length() - 50)
     if shift:
         ops = tuple(replace(op, cost=op.cost >> shift) for op in problem.ops)
@@ -119,13 +134,17 @@ def _in_larger_units(problem: Problem) -> tuple[Problem, int]:
     return problem, shift
 
 
-def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
+def verify_solution(problem: Problem, budget: int, solution: Solution) -> Solution:
+    """The solution as simulation confirms it: an invalid schedule becomes an error, one above the
+    budget becomes the smallest peak found."""
     assert solution.status.has_schedule == (solution.schedule is not None), solution.status
     try:
         if solution.smallest is not None:
             check_schedule(problem, solution.smallest)
         if solution.schedule is None:
             return solution
+        # On the problem as it was given, dead ops included, not on the one that the solver saw: so
+        # a mistake in the translation between the two is found as well.
         trace = simulate(problem, solution.schedule)
     except InvalidSchedule as error:
         return replace(
@@ -136,6 +155,7 @@ def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
             message=f"{solution.solver!r} made a schedule that cannot be executed ({error}); "
             "please report this, and try another solver",
         )
+    # Too large is not invalid: it is an answer to "how small can it get".
     if trace.peak > budget:
         return replace(
             solution,
@@ -145,12 +165,13 @@ def _believe(problem: Problem, budget: int, solution: Solution) -> Solution:
             message=solution.message
             or f"the best schedule of {solution.solver!r} has a peak of {trace.peak}",
         )
+    # A bound that has met the cost is a proof, whatever status the solver gave itself.
     if solution.bound is not None and solution.bound >= trace.cost:
         return replace(solution, status=Status.OPTIMAL, bound=trace.cost)
     return solution
 
 
-def answer(
+def best_solution(
     problem: Problem,
     budget: int,
     candidates: Iterable[Sequence[int]],
@@ -182,6 +203,8 @@ def answer(
             stopped_by=stopped_by,
             notes=notes,
         )
+    # Nothing fits. What is said about it goes from the strongest statement down: a proof by
+    # inspection, a proof over the space of the solver, no proof.
     floor = trivial_floor(problem)
     if proven_infeasible or budget < floor:
         message = f"proven: no schedule of this space has a peak of {budget} or less"
@@ -208,6 +231,7 @@ def trivial_floor(problem: Problem) -> int:
     floor = sum(sizes[v] for v in {*problem.outputs, *problem.held})
     for op in problem.ops:
         need = sum(sizes[v] for v in op.inputs) + sum(sizes[v] for v in op.outputs)
+        # Whether the input can die here is not known; a floor counts as if it could.
         saved = sum(sizes[out] for _, out in op.inplace)
         floor = max(floor, need + op.workspace - saved)
     return floor
@@ -221,6 +245,8 @@ def without_dead_ops(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
     outputs = set(problem.outputs)
     needed = [False] * len(problem.values)
     stays = [False] * len(problem.ops)
+    # One pass is enough: the listed order is topological, so all readers of what op i makes have
+    # been decided before it.
     for i in range(len(problem.ops) - 1, -1, -1):
         op = problem.ops[i]
         stays[i] = op.once or any(needed[v] or v in outputs for v in op.outputs)
@@ -231,6 +257,7 @@ def without_dead_ops(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
         return problem, tuple(range(len(problem.ops)))
     kept = tuple(i for i, stay in enumerate(stays) if stay)
     new_op = {old: new for new, old in enumerate(kept)}
+    # Ids are positions, so everything behind a gap moves up.
     gone = {v for i, op in enumerate(problem.ops) if not stays[i] for v in op.outputs}
     values = [v for v in range(len(problem.values)) if v not in gone]
     new_value = {old: new for new, old in enumerate(values)}
@@ -258,11 +285,13 @@ def without_dead_ops(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
 
 
 def _translate_to(kept: tuple[int, ...], schedule: Schedule) -> Schedule:
+    """From ids of the whole problem to ids of the one without dead ops."""
     new_op = {old: new for new, old in enumerate(kept)}
     return Schedule(tuple(new_op[i] for i in schedule.ops if i in new_op))
 
 
 def _translate_from(kept: tuple[int, ...], schedule: Schedule | None) -> Schedule | None:
+    """And back."""
     if schedule is None:
         return None
     return Schedule(tuple(kept[i] for i in schedule.ops))

@@ -4,10 +4,14 @@
 - sqrt (Chen et al. 2016, arXiv:1604.06174): the order of the forward ops is cut into segments; of
   a segment only what later segments read is kept; the rest is brought back when the backward asks
   for it. Works on any graph, since it cuts the order and not the graph. Every number of segments
-  (up to a few dozen, evenly spread beyond) is tried.
+  (up to a few dozen, evenly spread beyond) is tried. `segmented`
 - floor: the smallest peak that a greedy walk (`cpp/greedy/evict.h`) reaches as its memory limit
   goes down, in the listed order and in one that is lean on memory, so that a budget that cannot be
-  met is answered with a number. Not a proof.
+  met is answered with a number. `Floor._search_order`
+
+Known limits: none of them proves more than that a schedule which runs every op once is optimal.
+sqrt counts bytes to balance segments, not costs, and leaves the rest of the memory unused where the
+best number of segments needs less than the budget.
 """
 
 import heapq
@@ -18,7 +22,7 @@ from typing import ClassVar
 
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.base import best_solution, trivial_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class KeepAll:
         # Every op that is not dead runs at least once, so their cost is a bound.
         schedule = keep_all(problem)
         cost = sum(op.cost for op in problem.ops)
-        return answer(problem, budget, [schedule.ops], solver=self.name, bound=cost)
+        return best_solution(problem, budget, [schedule.ops], solver=self.name, bound=cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,14 @@ class Sqrt:
         try:
             for plan in segmentations(problem, self.max_trials):
                 plans.append(plan)
+                # Asked after a trial and not before: with no time at all there is still one
+                # segmentation.
                 if time.monotonic() > deadline:
                     stopped_by = "time limit"
                     break
         except KeyboardInterrupt:
             stopped_by = "interrupt"
-        return answer(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
+        return best_solution(problem, budget, plans, solver=self.name, stopped_by=stopped_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class Floor:
         warm_start: Schedule | None = None,
     ) -> Solution:
         found, stopped_by = self._search(problem, budget, time.monotonic() + time_limit_s)
-        return answer(problem, budget, found, solver=self.name, stopped_by=stopped_by)
+        return best_solution(problem, budget, found, solver=self.name, stopped_by=stopped_by)
 
     def _search(
         self, problem: Problem, budget: int, deadline: float
@@ -128,6 +134,8 @@ class Floor:
 
         def walk(limit: int) -> int | None:
             left = max(0.0, deadline - time.monotonic())
+            # A limit on the length beside that on time: below what an order can do the walk goes
+            # round in circles, and a count gives it up at the same place on every machine.
             fits, ops = _native.evict(problem.native, order, limit, max_steps, left)
             if not fits:
                 return None
@@ -171,8 +179,11 @@ def _lean_order(problem: Problem) -> list[int]:
     producer, readers = problem.producer, problem.readers
     stays = set(problem.outputs) | set(problem.held) | set(problem.resident)
     unread = [len(ids) for ids in readers]
+    # By value and not by producer: an op that reads two outputs of one op waits for both.
     missing = [sum(producer[v] >= 0 for v in op.inputs) for op in problem.ops]
 
+    # How much more is in memory after op i: what it makes, less what it reads for the last time.
+    # The op id breaks ties.
     def growth(i: int) -> tuple[int, int]:
         op = problem.ops[i]
         made = sum(sizes[v] for v in op.outputs if v in stays or unread[v])
@@ -224,6 +235,7 @@ def _segment_counts(num_ops: int, max_trials: int) -> Iterator[int]:
     if num_ops <= max_trials:
         yield from range(2, num_ops + 1)
         return
+    # Even ratios: from 2 segments to 3 the schedule changes more than from 40 to 41.
     ratio = num_ops ** (1 / max_trials)
     last = 1
     for k in range(max_trials + 1):
@@ -242,6 +254,8 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     forward = _forward_ops(problem)
     segment_of = _cut(problem, forward, num_segments)
     producer = problem.producer
+    # What is kept is a set of values, so a graph that is no chain needs no special care: every
+    # value that crosses a cut is in it, skips included.
     keep = set(problem.outputs) | set(problem.held)
     # Values without size stand for order: they cost nothing to keep, and much to make again.
     keep.update(v for v, value in enumerate(problem.values) if not value.size)
@@ -262,6 +276,7 @@ def _cut(problem: Problem, forward: list[int], num_segments: int) -> dict[int, i
     segment_of: dict[int, int] = {}
     before = 0
     for i, size in zip(forward, sizes, strict=True):
+        # The last one also has what comes after the last byte.
         segment_of[i] = min(num_segments - 1, before * num_segments // total)
         before += size
     return segment_of
@@ -277,6 +292,7 @@ def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> lis
     made_in: list[int] = []
     current = 0
 
+    # On a stack of our own: what is missing may be a chain as long as the segment.
     def run(i: int) -> None:
         stack = [i]
         while stack:
@@ -301,4 +317,5 @@ def _replay(problem: Problem, segment_of: dict[int, int], keep: set[int]) -> lis
                     there[v] = False
             made_in.clear()
         run(i)
+    # Runs whose results nothing reads in the end may be left over.
     return _native.drop_dead_runs(problem.native, steps)

@@ -1,5 +1,5 @@
-"""A user's own word: ops that must run once (`save`), and ops whose results must not be kept for
-the backward (`recompute`).
+"""Constraints by the user: ops that must run once (`save`), and ops whose results must not be kept
+for the backward (`recompute`).
 
 Meaning, over any schedule of the problem:
 
@@ -10,18 +10,17 @@ Meaning, over any schedule of the problem:
 Every solver respects both, because they become part of an ordinary problem (`constrain`): `save`
 clears `recomputable`. For `recompute` the op gets a twin behind the loss (it reads a token that the
 loss makes), and the backward and other twins read the twin's results. A schedule of that problem is
-one of the given problem with twin and op the same, with no larger peak (`as_asked`). One gap is
+one of the given problem with twin and op the same, with no larger peak (`to_original`). One gap is
 closed there: an op that has no twin may run again behind the loss and read what stands before it;
-then its argument is made again first. `check_wishes` has the last word on the result.
+then its argument is made again first. `check_constraints` has the last word on the result.
 
 Known limits: the twin and a second run of the op behind the loss are two runs where one would do;
-`drop_needless_runs` removes what it can. A lower bound holds for the problem without wishes, which
-is a relaxation.
+`drop_needless_runs` removes what it can. A lower bound is one of the problem without constraints,
+which is a relaxation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from rekindle import _native
 from rekindle.core import Op, Problem, Schedule, Solution, Status, Value, check_problem, simulate
@@ -29,13 +28,14 @@ from rekindle.errors import InvalidSchedule, WishRefused
 from rekindle.solve.base import Solver, run_solver, without_dead_ops
 from rekindle.solve.lower_bound import best_bound
 from rekindle.solve.min_budget import min_budget
+from rekindle.solve.op_patterns import matches, parts_of
 
 Patterns = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """Patterns as the user wrote them; see `matches`."""
+class Constraints:
+    """Patterns as the user wrote them; see `op_patterns.matches`."""
 
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Wishes:
         return ", ".join(parts)
 
 
-def wishes_of(save: str | Patterns = (), recompute: str | Patterns = ()) -> Wishes:
+def parse_constraints(save: str | Patterns = (), recompute: str | Patterns = ()) -> Constraints:
     """Patterns from what a caller gave: one, or several."""
     given = []
     for name, patterns in (("save", save), ("recompute", recompute)):
@@ -58,60 +58,23 @@ def wishes_of(save: str | Patterns = (), recompute: str | Patterns = ()) -> Wish
             if not isinstance(pattern, str) or not pattern.strip():
                 raise WishRefused(f"{name}: {pattern!r} is no pattern; give module paths or ops")
         given.append(listed)
-    return Wishes(*given)
-
-
-# ---- which ops are meant
-
-
-def parts_of(name: str) -> tuple[tuple[str, ...], str]:
-    """An op's calls and module path, from its name: "aten.mm.default#3 blocks.0.mlp"."""
-    calls, _, rest = name.partition("#")
-    return tuple(calls.split("+")), rest.partition(" ")[2]
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern means an op: a module path ("blocks.*.mlp", what lies inside included), an
-    op ("aten.mm*", "mm"), or both as "path::op". `*`, `?` and `[...]` as in file names."""
-    calls, path = parts_of(name)
-    where, double, what = pattern.partition("::")
-    if double:
-        return _is_path(where.strip() or "*", path) and _is_call(what.strip() or "*", calls)
-    return _is_path(pattern, path) or _is_call(pattern, calls)
-
-
-def _is_path(pattern: str, path: str) -> bool:
-    names = path.split(".") if path else []
-    return any(fnmatchcase(".".join(names[:k]), pattern) for k in range(1, len(names) + 1)) or (
-        pattern == "*"
-    )
-
-
-def _is_call(pattern: str, calls: Iterable[str]) -> bool:
-    inside = pattern.removeprefix("aten.").partition(".")[0].rstrip("*")
-    for call in calls:
-        if call.startswith("fused_"):  # one kernel for several ops: named after all of them
-            if inside and fnmatchcase(call, f"fused*_{inside}_*"):
-                return True
-            continue
-        short = call.split(".")[1] if call.count(".") >= 2 else call
-        if fnmatchcase(call, pattern) or fnmatchcase(short, pattern):
-            return True
-    return False
+    return Constraints(*given)
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
-    """The op ids that wishes come down to."""
+class ResolvedConstraints:
+    """The constraints as op ids."""
 
     save: frozenset[int]
     recompute: frozenset[int]
 
 
-def meant(problem: Problem, wishes: Wishes) -> Meant:
-    """Raises WishRefused where a pattern means nothing, or what cannot be done."""
-    saved = _matching(problem, "save", wishes.save)
-    again = _matching(problem, "recompute", wishes.recompute)
+def resolve(problem: Problem, constraints: Constraints) -> ResolvedConstraints:
+    """The ops that the patterns match; raises WishRefused where one matches none, or asks for what
+    cannot be done."""
+    saved = _matching(problem, "save", constraints.save)
+    again = _matching(problem, "recompute", constraints.recompute)
+    # Not a matter of which comes first: a user who names an op twice has made a mistake.
     if both := saved.keys() & again.keys():
         op = min(both)
         raise WishRefused(
@@ -120,12 +83,14 @@ def meant(problem: Problem, wishes: Wishes) -> Meant:
         )
     if again and problem.loss_op is None:
         raise WishRefused("recompute: this problem has no loss, so nothing is kept for a backward")
-    return Meant(frozenset(saved), frozenset(again))
+    return ResolvedConstraints(frozenset(saved), frozenset(again))
 
 
 def _matching(problem: Problem, kind: str, patterns: Patterns) -> dict[int, str]:
-    """Per forward op that is meant: the pattern that means it."""
+    """Per forward op that is matched: the pattern that matches it first."""
     found: dict[int, str] = {}
+    # Forward ops alone. What the backward makes is never kept for anything else, so there is
+    # nothing to say about it.
     forward = [i for i, op in enumerate(problem.ops) if op.phase == "forward"]
     for pattern in patterns:
         mine = [i for i in forward if matches(pattern, problem.ops[i].name)]
@@ -145,26 +110,27 @@ def _hint(problem: Problem) -> str:
     return f"; its modules are {shown}"
 
 
-# ---- the problem with the wishes in it
+# ---- the problem with the constraints in it
 
 
 @dataclass(frozen=True, slots=True)
-class Constrained:
+class ConstrainedProblem:
     """An ordinary problem, and per op of it the op of the given one."""
 
     problem: Problem
     origin: tuple[int, ...]
 
 
-def constrain(problem: Problem, wanted: Meant) -> Constrained:
-    """The wishes as a problem that any solver can take."""
+def constrain(problem: Problem, resolved: ResolvedConstraints) -> ConstrainedProblem:
+    """The constraints as an ordinary problem, which any solver can take."""
     ops = [
-        replace(op, recomputable=False) if i in wanted.save else op
+        replace(op, recomputable=False) if i in resolved.save else op
         for i, op in enumerate(problem.ops)
     ]
-    if not wanted.recompute:
-        return Constrained(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
-    made = _Twins(problem, ops, wanted.recompute).build()
+    if not resolved.recompute:
+        return ConstrainedProblem(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
+    made = _Twins(problem, ops, resolved.recompute).build()
+    # The twins are ours and no reader of files has seen them: a mistake must not reach a solver.
     check_problem(made.problem)
     return made
 
@@ -182,33 +148,37 @@ class _Twins:
         self.place: dict[int, int] = {}  # op of the given problem -> its place in the new one
         self.token = -1
 
-    def build(self) -> Constrained:
+    def build(self) -> ConstrainedProblem:
         behind = False
         for i, op in enumerate(self.given):
             if op.phase == "loss":
+                # A twin reads the token, so no schedule runs it before the loss, where its result
+                # would be the very copy that is not to be kept. It has no size: to keep it costs
+                # nothing.
                 self.token = len(self.values)
                 self.values.append(Value("after the loss", 0))
                 op = replace(op, outputs=(*op.outputs, self.token))
                 behind = True
             elif behind:
-                op = self._behind(op)
+                op = self._after_loss(op)
             self._add(op, i)
         ops = [
             op if op.grad_of is None else replace(op, grad_of=self.place[op.grad_of])
             for op in self.ops
         ]
         new = replace(self.problem, values=tuple(self.values), ops=tuple(ops))
-        return Constrained(new, tuple(self.origin))
+        return ConstrainedProblem(new, tuple(self.origin))
 
     def _add(self, op: Op, origin: int) -> None:
         self.place.setdefault(origin, len(self.ops))
         self.ops.append(op)
         self.origin.append(origin)
 
-    def _behind(self, op: Op) -> Op:
+    def _after_loss(self, op: Op) -> Op:
         """The op with the twins' results for what it reads; makes those twins first."""
         for v in op.inputs:
             self._need(v)
+        # An op that wrote over the forward's result now writes over the twin's.
         new = {v: self.twin_of.get(v, v) for v in (*op.inputs, *op.outputs)}
         return replace(
             op,
@@ -217,6 +187,8 @@ class _Twins:
         )
 
     def _need(self, value: int) -> None:
+        # Depth first on a stack of our own: a chain of ops to be recomputed is as long as the model
+        # is deep, which is beyond the recursion limit of Python.
         stack = [value]
         while stack:
             v = stack[-1]
@@ -264,6 +236,8 @@ class _Twins:
             inputs=(*inputs, self.token),
             outputs=tuple(outputs),
             inplace=pairs,
+            # Whoever cuts a step at the loss must find the twin behind it: it reads what the loss
+            # makes.
             phase="backward",
         )
         self._add(twin, by)
@@ -272,15 +246,19 @@ class _Twins:
 # ---- back to the given problem
 
 
-def as_asked(problem: Problem, wanted: Meant, made: Constrained, schedule: Schedule) -> Schedule:
-    """A schedule of the constrained problem as one of the given problem that keeps the wishes."""
+def to_original(
+    problem: Problem, resolved: ResolvedConstraints, made: ConstrainedProblem, schedule: Schedule
+) -> Schedule:
+    """A schedule of the constrained problem as one of the given problem; keeps the constraints."""
     ops = [made.origin[i] for i in schedule.ops]
-    return Schedule(tuple(_fresh(problem, wanted.recompute, ops)))
+    return Schedule(tuple(_make_anew(problem, resolved.recompute, ops)))
 
 
-def _fresh(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
+def _make_anew(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
     """Behind the loss, what is to be recomputed is made anew before its first use."""
-    watched = _watched(problem, again)
+    # `stale`: results whose copy is from before the loss and must not be read any more. The loss
+    # makes all of them stale at once, a run of the producer makes its own fresh.
+    watched = _values_to_remake(problem, again)
     stale: set[int] = set()
     result: list[int] = []
     for wanted in ops:
@@ -302,7 +280,7 @@ def _fresh(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[
     return result
 
 
-def _watched(problem: Problem, again: frozenset[int]) -> set[int]:
+def _values_to_remake(problem: Problem, again: frozenset[int]) -> set[int]:
     exempt = {*problem.held, *problem.outputs}
     return {
         v
@@ -312,16 +290,16 @@ def _watched(problem: Problem, again: frozenset[int]) -> set[int]:
     }
 
 
-def check_wishes(problem: Problem, wanted: Meant, schedule: Schedule) -> None:
-    """Raises InvalidSchedule with one sentence where a schedule breaks a wish."""
+def check_constraints(problem: Problem, resolved: ResolvedConstraints, schedule: Schedule) -> None:
+    """Raises InvalidSchedule with one sentence where a schedule breaks a constraint."""
     runs = simulate(problem, schedule).runs
-    for i in sorted(wanted.save):
+    for i in sorted(resolved.save):
         if runs[i] > 1:
             raise InvalidSchedule(
                 f"{problem.ops[i].name!r} is to be saved and runs {runs[i]} times"
             )
     stale: set[int] = set()
-    watched = _watched(problem, wanted.recompute)
+    watched = _values_to_remake(problem, resolved.recompute)
     for op_id in schedule.ops:
         for v in problem.ops[op_id].inputs:
             if v in stale:
@@ -332,36 +310,38 @@ def check_wishes(problem: Problem, wanted: Meant, schedule: Schedule) -> None:
             stale = set(watched)
 
 
-def run_with_wishes(
+def run_constrained(
     solver: Solver,
     problem: Problem,
     budget: int,
-    wishes: Wishes,
+    constraints: Constraints,
     *,
     time_limit_s: float = 60.0,
     seed: int = 0,
     warm_start: Schedule | None = None,
 ) -> Solution:
     """`run_solver` on the problem as the user wants it; the answer is one of the given problem.
-    `warm_start` is one of that too, and serves where there are no wishes."""
-    if not wishes:
+    `warm_start` is one of that too, and serves where there are no constraints."""
+    if not constraints:
         return run_solver(
             solver, problem, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
         )
-    wanted = meant(problem, wishes)
-    made = constrain(problem, wanted)
+    resolved = resolve(problem, constraints)
+    made = constrain(problem, resolved)
     solution = run_solver(solver, made.problem, budget, time_limit_s=time_limit_s, seed=seed)
     if solution.schedule is None:
         smallest = solution.smallest
         return replace(
             solution,
-            smallest=None if smallest is None else as_asked(problem, wanted, made, smallest),
-            message=f"with {wishes}: {solution.message or solution.status.value}",
+            smallest=None if smallest is None else to_original(problem, resolved, made, smallest),
+            message=f"with {constraints}: {solution.message or solution.status.value}",
         )
     best: tuple[int, int, Schedule] | None = None
-    mapped = as_asked(problem, wanted, made, solution.schedule)
+    mapped = to_original(problem, resolved, made, solution.schedule)
+    # In the given problem twin and op are one, so some of the runs may not be needed; to leave them
+    # out may break a constraint again, which `_make_anew` repairs.
     shorter = _native.drop_needless_runs(problem.native, list(mapped.ops), budget, 1.0)
-    for ops in (mapped.ops, _fresh(problem, wanted.recompute, shorter)):
+    for ops in (mapped.ops, _make_anew(problem, resolved.recompute, shorter)):
         schedule = Schedule(tuple(ops))
         trace = simulate(problem, schedule)
         if trace.peak <= budget and (best is None or (trace.cost, trace.peak) < best[:2]):
@@ -373,11 +353,14 @@ def run_with_wishes(
             schedule=None,
             smallest=mapped,
             bound=None,
-            message=f"with {wishes}: what was found has a peak above the budget",
+            message=f"with {constraints}: what was found has a peak above the budget",
         )
-    check_wishes(problem, wanted, best[2])
-    if not wanted.recompute:  # the solver's own proof holds
+    check_constraints(problem, resolved, best[2])
+    if not resolved.recompute:  # the solver's own proof holds
         return replace(solution, schedule=best[2])
+    # The solver's own bound is of the problem with twins, in which an op and its twin both run,
+    # where here one more run of the op may do for both. The bound of the problem without
+    # constraints holds: constraints only take schedules away.
     small, _ = without_dead_ops(problem)
     extra, _ = best_bound(small, budget, min(1.0, time_limit_s))
     bound = min(sum(op.cost for op in small.ops) + extra, best[0])
@@ -385,10 +368,12 @@ def run_with_wishes(
     return replace(solution, schedule=best[2], bound=bound, status=status)
 
 
-def smallest_with_wishes(problem: Problem, wishes: Wishes, time_limit_s: float = 5.0) -> Schedule:
-    """The schedule with the smallest peak found that keeps the wishes. Not a proof."""
-    if not wishes:
+def constrained_min_budget(
+    problem: Problem, constraints: Constraints, time_limit_s: float = 5.0
+) -> Schedule:
+    """The schedule with the smallest peak found that keeps the constraints. Not a proof."""
+    if not constraints:
         return min_budget(problem, time_limit_s)
-    wanted = meant(problem, wishes)
-    made = constrain(problem, wanted)
-    return as_asked(problem, wanted, made, min_budget(made.problem, time_limit_s))
+    resolved = resolve(problem, constraints)
+    made = constrain(problem, resolved)
+    return to_original(problem, resolved, made, min_budget(made.problem, time_limit_s))

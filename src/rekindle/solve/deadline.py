@@ -10,6 +10,8 @@ class OutOfTime(Exception):
 class TimeLeft:
     """Starts when it is made; calling it gives the seconds left, never below 0."""
 
+    # `time.monotonic`, since the time of day is set back and forth while a search runs. It is
+    # looked up at each reading and not bound once, so that a test can put its own clock there.
     __slots__ = ("_end", "_start")
 
     def __init__(self, time_limit_s: float) -> None:
@@ -20,6 +22,8 @@ class TimeLeft:
         return max(0.0, self._end - time.monotonic())
 
     def check(self) -> None:
+        # For steps that are long and cannot return half of what they build: a model of millions of
+        # entries is given up in the middle, and the caller keeps the best schedule so far.
         if self() <= 0:
             raise OutOfTime
 

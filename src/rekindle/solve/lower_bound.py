@@ -14,11 +14,14 @@ from rekindle import _native
 from rekindle.core import Problem, keep_all, simulate
 from rekindle.solve.base import without_dead_ops
 
+# Any moment gives a valid bound: what is chosen here decides how tight the best one is and how long
+# it takes, and nothing here can make a bound wrong.
 FULLEST, SPREAD, NEAR, ANY = 6, 32, 40, 256  # moments
 
 
 def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None:
     """A lower bound on the cost of any schedule within the budget; None if there is none."""
+    # The costs below are of ops that every schedule runs; a dead op need not be among them.
     small, _ = without_dead_ops(problem)
     extra, infeasible = best_bound(small, budget, time_limit_s)
     return None if infeasible else sum(op.cost for op in small.ops) + extra
@@ -33,6 +36,8 @@ def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int,
         left = deadline - time.monotonic()
         if left <= 0:
             break
+        # The best price of memory changes little between moments that are near each other: it is
+        # where the next search begins. A moment is left as soon as it cannot beat `best`.
         extra, infeasible, at_price, _ = _native.bound_at(
             problem.native, op_id, budget, left, price=price, least=best
         )
@@ -52,6 +57,7 @@ class _Moments:
 
     def __init__(self, problem: Problem) -> None:
         num_ops = len(problem.ops)
+        # Where keep-all has the most memory the budget takes away the most, so the price is high.
         memory = simulate(problem, keep_all(problem)).memory
         first = [problem.loss_op] if problem.loss_op is not None else []
         fullest_first = sorted(range(num_ops), key=lambda i: -memory[i])
@@ -68,8 +74,11 @@ class _Moments:
         if not self.left or self.in_vain == (NEAR if self.best >= 0 else ANY):
             return None
         self.in_vain += 1
+        # Nothing has given a bound yet, so no place is better than another.
         if self.best < 0:
             return self.left.pop(len(self.left) // 2)
+        # The nearest on either side of the best so far, in listed order: the bounds of neighbouring
+        # moments are alike.
         k = bisect.bisect(self.left, self.best)
         if k == len(self.left) or (
             k > 0 and self.best - self.left[k - 1] <= self.left[k] - self.best

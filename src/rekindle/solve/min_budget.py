@@ -30,6 +30,7 @@ def small_peaks(problem: Problem, seed: int, time_limit_s: float) -> list[Sequen
     floor = trivial_floor(problem)
     listed = list(range(len(problem.ops)))
     found: list[Sequence[int]] = [listed]
+    # Nothing fits a budget of 0, so the answer is the smallest peak of all segmentations.
     segments = Sqrt().solve(problem, 0, time_limit_s=time_limit_s / 4, seed=seed).smallest
     if segments is not None:
         found.append(segments.ops)
@@ -37,14 +38,17 @@ def small_peaks(problem: Problem, seed: int, time_limit_s: float) -> list[Sequen
     def peak(ops: Sequence[int]) -> int:
         return simulate(problem, Schedule(tuple(ops))).peak
 
+    # The rest is the annealer's, which changes the order as well; the walk cannot.
     until = deadline - 0.4 * time_limit_s
     found += _walks(problem, listed, floor, min(peak(ops) for ops in found), until)
+    # Only below some budget does another order need less: ask for the least there could be.
     order = order_for(problem, floor, time_limit_s / 10).ops
     if order != listed:
         found += _walks(problem, order, floor, peak(order), until)
     smallest = min(found, key=lambda ops: peak(ops))
     left = deadline - time.monotonic()
     if left > 0.02:
+        # The floor as the budget: no peak is below it, so the pressure on memory never ends.
         results, ended = _native.anneal(
             problem.native, [list(smallest), listed], floor,
             _native.Objective.peak, [seed, seed + 1], max(50_000, 2000 * len(listed)), left, 2,
@@ -61,6 +65,8 @@ def _walks(
     """Bisects the limit that the greedy walk along the order meets."""
     found: list[Sequence[int]] = []
     max_steps = 40 * len(order) + 1000
+    # The walk is not monotone in its limit, so this finds a limit that it meets, not the least one.
+    # To a thousandth: each further bit costs a walk.
     while high - low > high >> 10 and (left := deadline - time.monotonic()) > 0:
         middle = (low + high) // 2
         fits, ops = _native.evict(problem.native, order, middle, max_steps, left)

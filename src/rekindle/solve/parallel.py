@@ -15,6 +15,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# A context variable and not an argument: between `run_all` and the solve that has to stop lie
+# option makers, which a user may have written and which know nothing of threads.
 _stop: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
@@ -25,6 +27,8 @@ def interrupted() -> bool:
 
 
 def num_cores() -> int:
+    """The cores that this process may use."""
+    # Of this process: in a container or under taskset that is less than `os.cpu_count()`.
     return len(os.sched_getaffinity(0))
 
 
@@ -37,12 +41,16 @@ def run_all(jobs: Sequence[Callable[[], T]], num_workers: int) -> list[T]:
         _stop.set(stop)
         return job()
 
+    # An empty context, here as in the threads: nobody is to hear the progress of a part, whose
+    # costs and bounds are of another problem.
     if num_workers < 2 or len(jobs) < 2:
         return [Context().run(run, job) for job in jobs]
     with ThreadPoolExecutor(min(num_workers, len(jobs))) as pool:
         futures = [pool.submit(Context().run, run, job) for job in jobs]
         try:
             return [future.result() for future in futures]
+        # BaseException, for KeyboardInterrupt. `stop` is set before the pool is left, which waits
+        # for jobs that would else run to their time limit.
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)

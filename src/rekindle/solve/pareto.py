@@ -21,8 +21,8 @@ from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.auto.auto import Auto
-from rekindle.solve.base import Solver, answer, run_solver, trivial_floor, without_dead_ops
-from rekindle.solve.constraints import Wishes, as_asked, constrain, meant
+from rekindle.solve.base import Solver, best_solution, run_solver, trivial_floor, without_dead_ops
+from rekindle.solve.constraints import Constraints, constrain, resolve, to_original
 from rekindle.solve.min_budget import min_budget
 
 
@@ -43,21 +43,21 @@ def pareto(
     time_limit_s: float = 60.0,
     seed: int = 0,
     solver: Solver | None = None,
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
 ) -> tuple[Point, ...]:
-    """The curve, from the smallest peak to keep-all; strictly falling in cost. With wishes, of the
-    schedules that keep them, from which keep-all may be missing. An interrupt ends the search, and
-    gives what was found."""
+    """The curve, from the smallest peak to keep-all; strictly falling in cost. With constraints, of
+    the schedules that keep them, from which keep-all may be missing. An interrupt ends the search
+    and gives what was found."""
     if num_points < 2:
         raise ValueError(f"a curve has two points or more, not {num_points}")
-    if wishes:
-        wanted = meant(problem, wishes)
-        made = constrain(problem, wanted)
+    if constraints:
+        resolved = resolve(problem, constraints)
+        made = constrain(problem, resolved)
         curve = pareto(
             made.problem, num_points=num_points, time_limit_s=time_limit_s, seed=seed, solver=solver
         )
         return envelope(
-            [point_of(problem, as_asked(problem, wanted, made, p.schedule)) for p in curve]
+            [point_of(problem, to_original(problem, resolved, made, p.schedule)) for p in curve]
         )
     solver = solver or Auto()
     deadline = time.monotonic() + time_limit_s
@@ -65,6 +65,7 @@ def pareto(
     least = sum(op.cost for op in without_dead_ops(problem)[0].ops)  # each runs at least once
     points = [point_of(problem, plain, least)]
     with contextlib.suppress(KeyboardInterrupt):  # the points so far are the answer
+        # The smallest peak has the share of the time that every other point has.
         lowest = point_of(problem, min_budget(problem, time_limit_s / (num_points + 1), seed))
         points.append(lowest)
         before: Schedule = lowest.schedule
@@ -73,6 +74,8 @@ def pareto(
             left = deadline - time.monotonic()
             if left <= 0:
                 break
+            # From the smallest budget up, since a schedule for less memory fits more of it and is a
+            # warm start as it is; downwards each would have to be repaired first.
             solution = run_solver(
                 solver,
                 problem,
@@ -119,6 +122,7 @@ class Ladder:
         found: Schedule | None = None  # a warm start of the caller's would end the promise
         ended: set[str] = set()
         last: Solution | None = None
+        # A set: in a small problem several rungs may be one number of bytes.
         steps = {low + (high - low) * k // self.rungs for k in range(self.rungs + 1)}
         below = sorted(rung for rung in steps if rung <= budget)
         for k, rung in enumerate(below):
@@ -128,11 +132,12 @@ class Ladder:
             ended.add(last.stopped_by)
             if last.stopped_by == "interrupt":
                 break
+        # Of the chain the last schedule is the cheapest, as each search began from the one before.
         candidates = [s.ops for s in (found, last.smallest if last else None, plain) if s]
         clock = ended & {"time limit", "interrupt"}
         stopped_by = min(clock) if clock else (last.stopped_by if last else "proof")
         # The bound of the rung is for a smaller budget than the one asked for.
-        return answer(
+        return best_solution(
             problem,
             budget,
             candidates,
@@ -146,6 +151,7 @@ class Ladder:
 def envelope(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points that no other beats in both peak and cost, by rising peak."""
     best: list[Point] = []
+    # By rising peak: a point stays if it is cheaper than all that need less memory.
     for point in sorted(points, key=lambda p: (p.peak, p.cost)):
         if not best or point.cost < best[-1].cost:
             best.append(point)

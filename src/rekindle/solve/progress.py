@@ -15,11 +15,14 @@ class Progress:
     text: str = ""
 
 
+# A context variable and not an argument: progress crosses solvers that call solvers, and two plans
+# that are made in two threads at once each hear their own.
 _listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def listen(callback: Callable[[Progress], None]) -> Iterator[None]:
+    """Inside, `callback` hears every report of the solvers that run in this context."""
     token = _listener.set(callback)
     try:
         yield
@@ -28,6 +31,7 @@ def listen(callback: Callable[[Progress], None]) -> Iterator[None]:
 
 
 def report(progress: Progress) -> None:
+    """For solvers: tells the listener, if there is one."""
     callback = _listener.get()
     if callback is not None:
         callback(progress)

@@ -16,6 +16,9 @@ from rekindle.solve.staged.checkmate_lp import CheckmateLP
 from rekindle.solve.staged.moccasin import Moccasin
 from rekindle.solve.twremat import TWRemat
 
+# The order is that in which `default_solver` tries them and `rekindle solvers` lists them: what
+# works at any size first, then methods for chains, exact ones for small problems, and the
+# baselines.
 SOLVERS: tuple[Solver, ...] = (
     Auto(),
     HiRemate(),
@@ -43,6 +46,7 @@ def find_solver(solver: str | Solver) -> Solver:
     for known in SOLVERS:
         if known.name == solver:
             return known
+    # The name may come from a file or a command line: no more than a part of it is quoted.
     names = [known.name for known in SOLVERS]
     close = get_close_matches(solver, names, n=1)
     hint = f"did you mean {close[0]!r}? The" if close else "the"
@@ -53,6 +57,7 @@ def find_solver(solver: str | Solver) -> Solver:
 
 def default_solver(problem: Problem) -> Solver:
     """The first in order of preference that is installed and handles the problem."""
+    # `accepts` is asked about the problem that `run_solver` will hand over.
     small, _ = without_dead_ops(problem)
     for solver in SOLVERS:
         if unavailable(solver) is None and solver.accepts(small) is None:

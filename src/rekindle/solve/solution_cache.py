@@ -1,7 +1,7 @@
 """Solutions on disk, so that what was solved before is there at once.
 
-One JSON file per question: the problem by its hash (costs, and with them the device, included), the
-budget, the solver with its options, the seed, the user's own word and the release of Rekindle. A
+One JSON file per request: the problem by its hash (costs, and with them the device, included), the
+budget, the solver with its options, the seed, the constraints and the release of Rekindle. A
 file appears by one rename, whole or not at all: a killed writer leaves at most a temporary file,
 which a later one sweeps away, and of two writers the later wins. A reader believes nothing: what is
 not understood counts as absent, and a schedule must pass the simulation within the budget before it
@@ -27,8 +27,10 @@ from rekindle.solve.base import Solver
 
 FORMAT = "rekindle.solution"
 VERSION = 1
-MAX_KEPT = 512  # files; the least recently used go first
-_ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
+MAX_SOLUTIONS = 512  # files; the least recently used go first
+_ABANDONED_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
+# Compared by exact type: to isinstance a bool is an int, and a file that says `true` where a number
+# belongs was not written by us.
 _FIELDS = {
     "key": dict,
     "status": str,
@@ -46,17 +48,19 @@ def solutions_dir() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SolveRequest:
     """What was asked of a solver; equal questions have equal answers, but for the time given."""
 
     problem: Problem
     budget: int
     solver: Solver
     seed: int
-    wishes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    constraints: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def key(self) -> dict[str, Any]:
+        # All that an answer depends on but the time limit, which `_read_record` weighs. The repr of
+        # a solver names all its options. Another release may search in another way.
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -65,38 +69,40 @@ class Question:
             "budget": self.budget,
             "solver": repr(self.solver),
             "seed": self.seed,
-            "wishes": [list(patterns) for patterns in self.wishes],
+            "wishes": [list(patterns) for patterns in self.constraints],
         }
 
     @property
-    def can_be_kept(self) -> bool:
+    def cacheable(self) -> bool:
         """A solver that is a plain dataclass tells all its options by its repr."""
         return dataclasses.is_dataclass(self.solver)
 
     def path(self, key: dict[str, Any]) -> Path:
         text = json.dumps(key, sort_keys=True, separators=(",", ":"))
+        # 128 bits name the file; the whole key stands in it and is compared, so that a collision
+        # would be a miss and no wrong answer.
         return solutions_dir() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def recall(question: Question, time_limit_s: float) -> Solution | None:
+def lookup(request: SolveRequest, time_limit_s: float) -> Solution | None:
     """The kept answer, simulated anew, or None."""
-    if not question.can_be_kept:
+    if not request.cacheable:
         return None
-    key = question.key
-    path = question.path(key)
+    key = request.key
+    path = request.path(key)
     try:
         record = read_json(path)
     except RekindleError:
         return None
-    solution = _understood(question, key, record, time_limit_s)
+    solution = _read_record(request, key, record, time_limit_s)
     if solution is not None:
         with contextlib.suppress(OSError):
             os.utime(path)  # used just now
     return solution
 
 
-def _understood(
-    question: Question, key: dict[str, Any], record: Any, time_limit_s: float
+def _read_record(
+    request: SolveRequest, key: dict[str, Any], record: Any, time_limit_s: float
 ) -> Solution | None:
     if type(record) is not dict or record.get("key") != key:
         return None
@@ -108,6 +114,7 @@ def _understood(
     status = Status.__members__.get(record["status"])
     if status not in (Status.OPTIMAL, Status.FEASIBLE):
         return None
+    # With more time than it had, that search would have gone on; a proof stays one.
     in_time = record["stopped_by"] == "time limit" and record["time_limit_s"] < time_limit_s
     if in_time and status is not Status.OPTIMAL:
         return None
@@ -115,16 +122,16 @@ def _understood(
         return None
     schedule = Schedule(tuple(record["ops"]))
     try:
-        trace = simulate(question.problem, schedule)
+        trace = simulate(request.problem, schedule)
     except RekindleError:
         return None
-    if trace.peak > question.budget or (bound is not None and bound > trace.cost):
+    if trace.peak > request.budget or (bound is not None and bound > trace.cost):
         return None
     return Solution(
         status=status,
         schedule=schedule,
         solver=record["solver"],
-        seed=question.seed,
+        seed=request.seed,
         wall_s=record["wall_s"],
         bound=bound,
         stopped_by=record["stopped_by"],
@@ -132,12 +139,12 @@ def _understood(
     )
 
 
-def keep(question: Question, solution: Solution, time_limit_s: float) -> None:
+def store(request: SolveRequest, solution: Solution, time_limit_s: float) -> None:
     """Writes the answer down; gives up in silence where nothing can be written."""
-    if solution.schedule is None or solution.stopped_by == "interrupt" or not question.can_be_kept:
+    if solution.schedule is None or solution.stopped_by == "interrupt" or not request.cacheable:
         return
-    key = question.key
-    path = question.path(key)
+    key = request.key
+    path = request.path(key)
     record = {
         "key": key,
         "status": solution.status.name,
@@ -149,6 +156,7 @@ def keep(question: Question, solution: Solution, time_limit_s: float) -> None:
         "time_limit_s": float(time_limit_s),
         "notes": list(solution.notes),
     }
+    # A full disk or a home that cannot be written to costs the next call its time, nothing else.
     with contextlib.suppress(OSError, RekindleError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
@@ -161,13 +169,15 @@ def _sweep(folder: Path) -> None:
     kept: list[tuple[float, Path]] = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
+            # Other processes sweep too: what was listed a moment ago may be gone.
             age = path.stat().st_mtime
             if path.suffix == ".json":
                 kept.append((age, path))
-            elif now - age > _ABANDONED_S:
+            elif now - age > _ABANDONED_AFTER_S:
                 path.unlink()
+    # The oldest first: `lookup` renews the time of what it finds.
     kept.sort()
-    for _, path in kept[: max(0, len(kept) - MAX_KEPT)]:
+    for _, path in kept[: max(0, len(kept) - MAX_SOLUTIONS)]:
         path.unlink(missing_ok=True)
 
 

@@ -36,9 +36,10 @@ from typing import ClassVar
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.partition.treewidth import Node, OpGraph, bits, eliminate, separator_tree
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.progress import Progress, report
 
+# What a kept value is worth. All are tried, since none is best on every graph.
 KEEPS = (
     _native.Keep.chain_per_byte_time,
     _native.Keep.chain_per_byte,
@@ -71,6 +72,7 @@ class TWRemat:
         seed: int,
         warm_start: Schedule | None = None,
     ) -> Solution:
+        # `warm_start` is left unused: the sequences come from the graph, nothing is improved.
         search = _Search(self, problem, budget, time.monotonic() + time_limit_s)
         stopped_by = ""
         try:
@@ -80,7 +82,7 @@ class TWRemat:
         if time.monotonic() > search.deadline:
             stopped_by = stopped_by or "time limit"
         bound = sum(op.cost for op in problem.ops)
-        solution = answer(
+        solution = best_solution(
             problem,
             budget,
             search.found,
@@ -135,6 +137,7 @@ class _Search:
         spread = max(1, options.num_limits - 1)
         for keep in KEEPS:
             for k in range(options.num_limits):
+                # Closer together near the budget, where the best one mostly is.
                 share = 1 - (1 - options.lowest_limit) * (k / spread) ** 2
                 limit = int(self.budget * share)
                 ops = _native.fill_up(
@@ -172,9 +175,12 @@ def recomputing_sequences(
     graph = OpGraph.of(problem)
     bags, width = eliminate(graph, max_width, deadline)
     recursion = Recursion(graph, separator_tree(bags, len(graph.inputs)))
+    # The length is found without building anything, so the depth can be tried from the top.
     depth = recursion.height
     while depth > 0 and recursion.length(graph.targets, depth, max_length) > max_length:
         depth -= 1
+    # Less recursion needs more memory and costs less; with a limit on memory in the fill-up, which
+    # of them ends cheaper is not known before.
     depths = sorted({depth, max(0, depth - 2), depth // 2}, reverse=True)
     return Sequences(tuple(recursion.sequence(graph.targets, d) for d in depths), width, depth)
 
@@ -202,6 +208,7 @@ class Recursion:
         if cached is not None:
             return cached
         node = self.nodes[t]
+        # Sets of own vertices as bits of one number: a union is one instruction per 64 of them.
         own = {v: 1 << k for k, v in enumerate(node.span if whole else node.own)}
         reach: dict[int, int] = {}
         for v in node.span:
@@ -232,6 +239,8 @@ class Recursion:
                     parts.setdefault(child, []).append(u)
             return [(child, tuple(part)) for child, part in sorted(parts.items())]
 
+        # A fixed order of the children, so that equal calls give equal sequences and one expansion
+        # serves all of them.
         calls: list[tuple[int, tuple[int, ...]]] = []
         for v in self._wanted(t, need, whole=False):
             calls.extend(split(self.graph.inputs[v]))
@@ -258,6 +267,7 @@ class Recursion:
                     total += 1 if child < 0 else count(child, part)
                     if total > cap:
                         break
+            # Where the cap was passed this is only a lower bound, which is all that is asked for.
             self._lengths[key] = total
             return total
 
@@ -266,6 +276,8 @@ class Recursion:
     def sequence(self, need: tuple[int, ...], depth: int) -> list[int]:
         known: dict[tuple[int, tuple[int, ...]], list[int]] = {}
 
+        # Recursion in Python is safe here: its depth is that of the separator tree, the logarithm
+        # of the number of ops.
         def expand(t: int, need: tuple[int, ...]) -> list[int]:
             key = (t, need)
             if key in known:

@@ -114,9 +114,9 @@ def test_a_killed_writer_costs_at_most_its_own_line(tmp_path):
     worker = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), here])
     cache = ProfileCache(RECORD, tmp_path)
     try:
-        deadline = time.monotonic() + 60
-        while not (cache.path.exists() and cache.path.stat().st_size > 20_000):
-            assert time.monotonic() < deadline
+        while worker.poll() is None and not (
+            cache.path.exists() and cache.path.stat().st_size > 20_000
+        ):
             time.sleep(0.01)
     finally:
         os.kill(worker.pid, signal.SIGKILL)

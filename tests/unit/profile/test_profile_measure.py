@@ -28,15 +28,15 @@ def graphs():
 
 
 @pytest.mark.parametrize("name", ["gpt", "vit", "resnet", "unet", "fno", "vit bf16"])
-def test_every_op_of_the_models_is_measured(graphs, name):
+def test_every_op_of_the_models_is_measured(graphs, name, monkeypatch):
     graph = graphs[name]
     profile = profile_nodes(graph.nodes)
     assert profile.not_measured == ()
     assert set(profile.num_by_source) == {Source.MEASURED}
     assert len(profile) == sum(n.op == "call_function" for n in graph.nodes)
+    monkeypatch.setattr(profiler, "_measure_all", None)  # the second time nothing runs
     again = profile_nodes(graph.nodes)
     assert set(again.num_by_source) == {Source.CACHED}
-    assert again.wall_s < 1.0
     assert [op.cost_ns for op in again.ops] == [op.cost_ns for op in profile.ops]
 
 

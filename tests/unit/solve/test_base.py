@@ -19,7 +19,7 @@ from rekindle.core import (
 from rekindle.core.generate import chain, random_problem, random_schedule
 from rekindle.errors import SolverRefused, SolverUnavailable
 from rekindle.solve import SOLVERS, Progress, default_solver, find_solver, listen, run_solver
-from rekindle.solve.base import answer, trivial_floor, unavailable, without_dead_ops
+from rekindle.solve.base import best_solution, trivial_floor, unavailable, without_dead_ops
 from rekindle.solve.progress import report
 
 
@@ -101,12 +101,12 @@ def test_progress_reaches_the_listener_of_its_context():
 
 
 def test_answer_takes_the_cheapest_then_the_smallest():
-    found = answer(CHAIN, 8, [(0, 1, 0, 1, 2), (0, 1, 2)], solver="x", bound=15)
+    found = best_solution(CHAIN, 8, [(0, 1, 0, 1, 2), (0, 1, 2)], solver="x", bound=15)
     assert (found.status, found.schedule) == (Status.OPTIMAL, Schedule((0, 1, 2)))
-    none = answer(CHAIN, 7, [(0, 1, 2)], solver="x")
+    none = best_solution(CHAIN, 7, [(0, 1, 2)], solver="x")
     assert (none.status, none.smallest) == (Status.INFEASIBLE, Schedule((0, 1, 2)))
     assert "proven" in none.message
-    assert answer(CHAIN, 7, [], solver="x").smallest is None
+    assert best_solution(CHAIN, 7, [], solver="x").smallest is None
 
 
 @pytest.mark.parametrize("seed", range(60))

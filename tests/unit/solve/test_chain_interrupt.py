@@ -1,7 +1,5 @@
 """Ctrl-C during a chain program, or while options are made, gives the best so far."""
 
-import time
-
 import pytest
 
 from rekindle.core import keep_all, simulate
@@ -10,16 +8,18 @@ from rekindle.solve import find_solver, run_solver
 from rekindle.solve.hierarchy.hiremate import HiRemate
 from rekindle.solve.hierarchy.rockmate import Rockmate
 
+# A search that does not hear the interrupt goes on until pytest ends it.
+pytestmark = pytest.mark.timeout(120)
+HOUR_S = 3600.0
+
 
 @pytest.mark.parametrize(("name", "length"), [("rotor", 390), ("rotor-floating", 79)])
 def test_ctrl_c_gives_the_best_so_far(name: str, length: int, ctrl_c_after) -> None:
     problem = chain(length)
     budget = int(0.6 * simulate(problem, keep_all(problem)).peak)
-    start = time.monotonic()
     ctrl_c_after(0.3)
-    solution = run_solver(find_solver(name), problem, budget, time_limit_s=60)
+    solution = run_solver(find_solver(name), problem, budget, time_limit_s=HOUR_S)
     assert solution.stopped_by == "interrupt"
-    assert time.monotonic() - start < 10
     if solution.schedule is not None:
         assert simulate(problem, solution.schedule).peak <= budget
 
@@ -33,10 +33,8 @@ def test_ctrl_c_while_options_are_made_gives_the_best_so_far(solver, ctrl_c_afte
     """Programs run in several threads, and Ctrl-C reaches the main one alone."""
     problem = transformer(6, batch=16, dropout=True)
     budget = int(0.6 * simulate(problem, keep_all(problem)).peak)
-    start = time.monotonic()
     ctrl_c_after(1.0)
-    solution = run_solver(solver, problem, budget, time_limit_s=60)
+    solution = run_solver(solver, problem, budget, time_limit_s=HOUR_S)
     assert solution.stopped_by == "interrupt"
-    assert time.monotonic() - start < 10
     assert solution.schedule is not None
     assert simulate(problem, solution.schedule).peak <= budget

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 from support import brute_force
+from support.clocks import JumpingClock
 
 from rekindle import _native
 from rekindle.core import Op, Problem, Status, Value, keep_all, read_problem, simulate
@@ -189,12 +189,13 @@ def test_loss_and_run_once_ops_stand_once():
     assert max(runs) > 1
 
 
-def test_time_limit_is_kept():
+@pytest.mark.timeout(120)  # its moves would take it an hour
+def test_time_limit_is_kept(monkeypatch):
     problem = transformer(12)
-    begun = time.monotonic()
-    solver = FastSA(num_moves=10**9)
-    solution = run_solver(solver, problem, keep_peak(problem) // 2, time_limit_s=0.5)
-    assert time.monotonic() - begun < 5
+    solver = FastSA(num_moves=10**10)
+    with JumpingClock(monkeypatch, 0.5, 1000) as clock:  # real time: each stage is cut short
+        solution = run_solver(solver, problem, keep_peak(problem) // 2, time_limit_s=0.5)
+    clock.assert_kept(len(problem.ops))
     assert solution.stopped_by == "time limit"
     assert solution.status.has_schedule or solution.smallest is not None
 
@@ -279,7 +280,7 @@ def test_fifty_thousand_ops_in_less_than_a_gigabyte():
             solution = run_solver(FastSA(num_threads=2), problem, budget, time_limit_s=10)
             assert solution.schedule is not None or solution.smallest is not None
             print(problem.name, len(problem.ops), solution.status.name, solution.wall_s)
-            assert solution.wall_s < 60
+            assert solution.wall_s / 10 < 6  # of the limit
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     """
     done = subprocess.run(

@@ -3,13 +3,13 @@
 import itertools
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from rekindle.solve.backends import highs
-from rekindle.solve.backends.highs import INF, GrowingLP, Model, Outcome, solve_mip
+from rekindle.solve.backends import highs, mip
+from rekindle.solve.backends.highs import GrowingLP
+from rekindle.solve.backends.mip import INF, Model, Outcome, solve_mip
 
 
 def knapsack(seed: int, num_items: int) -> tuple[Model, list[int], list[int], int]:
@@ -86,7 +86,10 @@ def test_a_start_is_taken():
     news = []
     start = dict.fromkeys(range(30), 1.0)  # leave everything out: feasible and dear
     solve_mip(
-        model, time_limit_s=30, start=start, on_news=lambda objective, *_: news.append(objective)
+        model,
+        time_limit_s=30,
+        start=start,
+        on_progress=lambda objective, *_: news.append(objective),
     )
     assert news[0] <= sum(model.cost)
 
@@ -99,38 +102,78 @@ def test_news_come_in_the_callers_thread_and_improve():
         assert threading.current_thread() is threading.main_thread()
         heard.append((objective, bound, x))
 
-    answer = solve_mip(model, time_limit_s=30, on_news=hear)
+    answer = solve_mip(model, time_limit_s=30, on_progress=hear)
     objectives = [objective for objective, _, _ in heard]
     assert objectives == sorted(objectives, reverse=True)
     assert any(x is not None for _, _, x in heard)
     assert objectives[-1] == pytest.approx(answer.objective)
 
 
+# A search that hears neither its limit nor an interrupt goes on until pytest ends it.
+@pytest.mark.timeout(120)
 def test_time_limit_is_kept():
-    start = time.monotonic()
     answer = solve_mip(hard_model(), time_limit_s=1.0)
-    assert time.monotonic() - start < 2.1
     assert answer.outcome is Outcome.STOPPED
 
 
+class Ticks:
+    """A clock that goes on by what a poll waits, whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.05
+        return self.now_s
+
+
+class Deaf:
+    """Stands in for HiGHS where it looks at its limit seconds late."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.cbSimplexInterrupt = self.cbIpmInterrupt = self.cbMipInterrupt = self
+
+    def subscribe(self, callback) -> None:
+        """Never calls back."""
+
+    def run(self) -> None:
+        self.released.wait(60.0)
+
+    def resetGlobalScheduler(self, blocking: bool) -> None:
+        """Has no workers."""
+
+
+def test_a_solve_that_does_not_hear_is_left_alone(monkeypatch):
+    ticks, solver = Ticks(), Deaf()
+    monkeypatch.setattr(highs.time, "monotonic", ticks)
+    monkeypatch.setattr(highs, "_left_alone", [])
+    stop = threading.Event()
+    assert highs._run(solver, lambda: None, stop, 1.0) is None
+    assert stop.is_set()
+    assert 1.0 + highs._GRACE_S < ticks.now_s < 1.0 + highs._GRACE_S + 0.2
+    (ended,) = highs._left_alone
+    assert not ended.is_set()
+    solver.released.set()
+    assert ended.wait(60.0)
+
+
+@pytest.mark.timeout(120)
 def test_enough_ends_the_search():
-    start = time.monotonic()
-    answer = solve_mip(hard_model(), time_limit_s=60, enough=lambda objective, bound: bound > 0)
-    assert time.monotonic() - start < 20
+    answer = solve_mip(hard_model(), time_limit_s=3600, enough=lambda objective, bound: bound > 0)
     assert answer.outcome is Outcome.STOPPED
     assert answer.bound > 0
     assert not answer.interrupted
 
 
+@pytest.mark.timeout(120)
 def test_ctrl_c_returns_what_there_is(ctrl_c_after):
     ctrl_c_after(0.7)
-    start = time.monotonic()
-    answer = solve_mip(hard_model(), time_limit_s=60)
+    answer = solve_mip(hard_model(), time_limit_s=3600)
     assert answer.interrupted
-    assert time.monotonic() - start < 10
 
 
 def test_gurobi_is_not_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(highs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(mip.importlib.util, "find_spec", lambda name: None)
     model, *_ = knapsack(3, 8)
     assert solve_mip(model, time_limit_s=10).outcome is Outcome.OPTIMAL

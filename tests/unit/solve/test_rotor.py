@@ -6,10 +6,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from support.clocks import JumpingClock
 
 from rekindle.core import Op, Problem, Schedule, Status, Value, generate, keep_all, simulate
 from rekindle.errors import SolverRefused
-from rekindle.partition.chain import Stage, chain_of_stages, find_chain
+from rekindle.partition.chain import Chain, Stage, chain_of_stages, find_chain
 from rekindle.solve import run_solver
 from rekindle.solve.chains.chain_dp import (
     Rule,
@@ -234,19 +235,36 @@ def test_inference_graph_is_refused():
         run_solver(Rotor(), generate.random_layered(20), 10**6)
 
 
-def test_time_limit_is_kept():
+@pytest.mark.parametrize("jump_at", [6, 30])
+def test_time_limit_is_kept(jump_at, monkeypatch):
     problem = generate.chain(300, 1)
     budget = simulate(problem, keep_all(problem)).peak // 2
-    start = time.monotonic()
-    solution = run_solver(RotorFloating(max_blocks=300), problem, budget, time_limit_s=1.0)
-    assert time.monotonic() - start < 2.1 + 3.0  # the machine may be busy
-    assert solution.schedule is not None
+    with JumpingClock(monkeypatch, 1.0, jump_at) as clock:
+        solution = run_solver(RotorFloating(max_blocks=300), problem, budget, time_limit_s=1.0)
+    clock.assert_kept(len(problem.ops))
+    assert solution.schedule is not None or solution.smallest is not None
 
 
-def test_long_chain_within_three_seconds():
-    """339 stages and 500 slots: the paper's longest chain, below 20 s there."""
-    stages = [Stage(100 + k % 7, 200, 50 + k % 13, 90 + k % 29, 50 + k % 13) for k in range(338)]
-    chain = chain_of_stages([*stages, Stage(0, 0, 0, 0, 0)], 50, 50)
-    start = time.process_time()
-    assert best_sequence(chain, 338 * 30) is not None
-    assert time.process_time() - start < 3.0
+def long_chain(num_stages: int) -> Chain:
+    stages = [
+        Stage(100 + k % 7, 200, 50 + k % 13, 90 + k % 29, 50 + k % 13)
+        for k in range(num_stages - 1)
+    ]
+    return chain_of_stages([*stages, Stage(0, 0, 0, 0, 0)], 50, 50)
+
+
+def test_long_chain():
+    """339 stages and 500 slots: the paper's longest chain."""
+    assert best_sequence(long_chain(339), 338 * 30) is not None
+
+
+@pytest.mark.slow
+def test_a_chain_takes_the_time_of_its_length_cubed():
+    seconds = []
+    for num_stages in (170, 340):
+        chain = long_chain(num_stages)
+        start = time.process_time()
+        for _ in range(3):
+            assert best_sequence(chain, 30 * num_stages) is not None
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 16 * seconds[0]  # 8 times the sums, in a table that caches hold less of

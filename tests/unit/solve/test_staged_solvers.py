@@ -4,10 +4,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
+from support.clocks import JumpingClock
 
 from rekindle.core import (
     Op,
@@ -24,7 +24,7 @@ from rekindle.core.generate import random_problem
 from rekindle.errors import SolverUnavailable
 from rekindle.solve import find_solver, listen, run_solver
 from rekindle.solve.backends.cpsat import _Worker
-from rekindle.solve.backends.highs import Outcome, solve_mip
+from rekindle.solve.backends.mip import Outcome, solve_mip
 from rekindle.solve.base import unavailable, without_dead_ops
 from rekindle.solve.staged.checkmate import Checkmate, cheapest_staged
 from rekindle.solve.staged.checkmate_lp import CheckmateLP
@@ -140,16 +140,17 @@ def test_same_seed_same_schedule(instances, solver):
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=names)
-@pytest.mark.parametrize("limit_s", [0.2, 3.0])
-def test_time_limit_is_kept(instances, solver, limit_s):
+@pytest.mark.parametrize(("limit_s", "jump_at"), [(0.2, 5), (3.0, 200)])
+def test_time_limit_is_kept(instances, solver, limit_s, jump_at, monkeypatch):
     problem = read_problem(instances / "RL2.json")
     budget = part_of_peak(problem, 70)
-    start = time.monotonic()
-    solution = run_solver(solver, problem, budget, time_limit_s=limit_s)
-    assert time.monotonic() - start <= 1.1 * limit_s + 1.0
+    with JumpingClock(monkeypatch, limit_s, jump_at) as clock:
+        solution = run_solver(solver, problem, budget, time_limit_s=limit_s)
+    clock.assert_kept(len(problem.ops))
     assert solution.status in (Status.TIME_LIMIT, Status.FEASIBLE)
 
 
+@pytest.mark.timeout(120)  # a search that does not hear the interrupt goes on for an hour
 @pytest.mark.parametrize("solver", SOLVERS, ids=names)
 def test_ctrl_c_returns_the_best_so_far(instances, solver, ctrl_c_after):
     problem = read_problem(instances / "CM2.json")
@@ -157,9 +158,7 @@ def test_ctrl_c_returns_the_best_so_far(instances, solver, ctrl_c_after):
     warm = run_solver(find_solver("floor"), problem, budget, time_limit_s=10).schedule
     assert warm is not None
     ctrl_c_after(1.5)
-    start = time.monotonic()
-    solution = run_solver(solver, problem, budget, time_limit_s=120, warm_start=warm)
-    assert time.monotonic() - start < 20
+    solution = run_solver(solver, problem, budget, time_limit_s=3600, warm_start=warm)
     assert solution.stopped_by == "interrupt"
     assert solution.schedule is not None
 

@@ -11,6 +11,7 @@ from random import Random
 
 from rekindle.core.problem import Op, Problem, Value
 
+# Behind each parameter: its name in the paper.
 WIDTH_SPREAD = 0.75  # sigma_N
 EDGE_DENSITY = 0.2  # rho_E
 SKIP_SHARE = 0.14  # rho_S
@@ -27,6 +28,8 @@ def random_layered(num_ops: int, seed: int = 0) -> Problem:
     rng = Random(seed)
     layers = _layers(rng, num_ops)
     adjacent = [edge for upper, lower in pairwise(layers) for edge in _adjacent(rng, upper, lower)]
+    # A set is walked in the same order in every process here: hashes of tuples of whole numbers are
+    # not randomized.
     edges = set(adjacent) | _skips(rng, layers, len(adjacent))
     parents: list[list[int]] = [[] for _ in range(num_ops)]
     for source, target in edges:
@@ -72,6 +75,7 @@ def _adjacent(rng: Random, upper: range, lower: range) -> list[Edge]:
     wide, narrow = (upper, lower) if len(upper) >= len(lower) else (lower, upper)
     num_wide, num_narrow = len(wide), len(narrow)
     num_edges = round(EDGE_DENSITY * num_wide * num_narrow + (1 - EDGE_DENSITY) * num_wide)
+    # Windows of equal width, one wider for as many nodes as the density leaves over.
     share, extra = divmod(num_edges, num_wide)
     with_extra = set(rng.sample(range(num_wide), extra))
     edges = []

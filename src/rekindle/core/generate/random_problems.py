@@ -29,6 +29,7 @@ def random_problem(
     value that nothing reads is not an output either.
     """
     rng = seed if isinstance(seed, Random) else Random(seed)
+    # A generator that the caller hands in goes on where this one ends: one seed can draw many.
     name = "random" if isinstance(seed, Random) else f"random-{num_ops}-{seed}"
     return _Drawing(rng, max_size, max_cost, zeros).problem(
         name, num_ops, resident, multi_output, workspace, inplace, once, loss, dead
@@ -43,6 +44,8 @@ class _Drawing:
         self.zeros = zeros
         self.values: list[Value] = []
         self.residents: list[int] = []
+        # In the order in which they are made: an op reads only what stands before it, so the listed
+        # order is topological by itself.
         self.produced: list[int] = []
 
     def chance(self, rate: float) -> bool:
@@ -70,6 +73,7 @@ class _Drawing:
         rng = self.rng
         if resident > 0:
             self.residents = [self.value(f"r{k}", self.number(self.max_size)) for k in range(2)]
+        # Never the first: a loss without a forward is no loss.
         loss_op = rng.randrange(1, num_ops) if num_ops > 1 and self.chance(loss) else -1
         ops: list[Op] = []
         for i in range(num_ops):
@@ -82,6 +86,7 @@ class _Drawing:
             while len(sizes) < 3 and self.chance(multi_output):
                 sizes.append(self.number(self.max_size))
             outputs = [self.value(f"v{i}.{k}", size) for k, size in enumerate(sizes)]
+            # Before a resident value is read: one that is overwritten would be gone for good.
             pairs = self.pairs(reads, outputs) if self.chance(inplace) else ()
             if self.residents and self.chance(resident):
                 reads.append(rng.choice(self.residents))
@@ -92,9 +97,12 @@ class _Drawing:
                     inputs=tuple(reads),
                     outputs=tuple(outputs),
                     workspace=self.number(self.max_size) if self.chance(workspace) else 0,
+                    # Anything may be a run-once op here, though in a model few are: solvers have to
+                    # cope.
                     recomputable=not self.chance(once),
                     inplace=pairs,
                     phase=_phase(i, loss_op),
+                    # Any forward op: pairs that contradict the data flow are allowed by the format.
                     grad_of=rng.randrange(loss_op) if 0 <= loss_op < i else None,
                 )
             )
@@ -111,6 +119,7 @@ class _Drawing:
 
     def finish(self, name: str, ops: list[Op], loss_op: int, dead: float) -> Problem:
         read = {v for op in ops for v in op.inputs}
+        # The last op always counts, so that a problem is never empty of goals.
         last = ops[-1].outputs[0] if ops else None
         outputs = [
             v
@@ -122,6 +131,7 @@ class _Drawing:
             held = [v for v in ops[loss_op].inputs if self.chance(0.5)]
         if self.residents and self.chance(0.1):
             outputs.append(self.residents[0])
+        # The order of outputs means nothing, and nothing may come to depend on it.
         self.rng.shuffle(outputs)
         return Problem(
             values=tuple(self.values),
@@ -149,6 +159,7 @@ def random_schedule(
     without `reorder`), with ops run again in between at the rate of `repeats` (below 1.0)."""
     rng = seed if isinstance(seed, Random) else Random(seed)
     producer = problem.producer
+    # Each producer once, however many of its outputs an op reads.
     missing = [len({producer[v] for v in op.inputs if producer[v] >= 0}) for op in problem.ops]
     waiting: list[set[int]] = [set() for _ in problem.ops]
     for i, op in enumerate(problem.ops):

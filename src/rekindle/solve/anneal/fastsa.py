@@ -11,7 +11,7 @@ B.1); ops that must run once are moved and never added or removed.
   slightly, so that the order improves where that costs nothing. `product`: equation 1. `elu`:
   footnote 2. `peak`: M(S). Or any function of (peak, cost). `_objective`.
 - `smooth`: peak-based objectives see a log-add-exp over the steps (C.2).
-- `grouping`: a first stage on groups of ops (`grouping.py`, Algorithm 1), then single ops.
+- `grouping`: a first stage on groups of ops (`node_grouping`, Algorithm 1), then single ops.
 - `moves`: `directed`, ours (`cpp/anneal/moves.h`), look where values are made and read, and move or
   recompute chains in one go; `paper`, section 2.2, add, remove and rotate at random slots.
 - Several seeds from the start, then further from the best of them: `_stages`. Beyond a few
@@ -34,7 +34,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, keep_all
 from rekindle.core.simulate import run_native
 from rekindle.solve.anneal.node_grouping import Grouping, group_ops
-from rekindle.solve.base import LARGEST_COSTS, answer, too_large
+from rekindle.solve.base import LARGEST_COSTS, best_solution, too_large
 from rekindle.solve.progress import Progress, report
 
 Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float], float]
@@ -100,12 +100,14 @@ class FastSA:
         if warm_start is not None:
             search.offer(warm_start.ops)
         num_moves = self.num_moves or default_moves(problem)
+        # The paper's moves start from keep-all, whatever the size.
         large = len(problem.ops) > LARGE and self.moves == "directed"
         try:
             if large and not search.done:
                 search.walk()
             if self.grouping and not search.done:
                 self._run_groups(search, group_ops(problem), num_moves * 10 // 11)
+                # D.4: ten moves on groups for each on single ops.
                 num_moves //= 11
             warm = self.grouping or (warm_start is not None and search.best is not None)
             for stage in self._stages(warm, large):
@@ -212,6 +214,8 @@ class Reorder:
         search.offer(keep_all(problem).ops)
         if warm_start is not None and max(run_native(problem, warm_start).runs, default=0) <= 1:
             search.offer(warm_start.ops)
+        # Area as the objective even here: it sees all steps above the limit where the peak sees
+        # one, and the ratchet lowers the limit until no order gets below it.
         stages = (
             _Stage(self.num_seeds, 0.6, 0.6, 50.0, 0.02, afresh=True, ratchet=True),
             _Stage(1, 0.4, 1.0, 5.0, 0.02, afresh=False, ratchet=True),
@@ -289,6 +293,8 @@ class _Search:
             time_limit_s=left_s / 3,
         )
         self.offer(order)
+        # `at_least` is a proof if no set of ops was left out; then no order without recomputation
+        # fits, which says nothing about schedules with recomputation.
         self.proven = self.best is None and at_least >= self.smallest[0] > self.budget
         if interrupted:
             self.ended = "interrupt"
@@ -309,6 +315,7 @@ class _Search:
         enough: int | None = None,
         **options: Any,
     ) -> list[list[int]]:
+        # Every stage has seeds of its own, so that two stages from one start do not walk alike.
         first = self.seed * 100_000 + self.runs
         self.runs += stage.num_seeds
         left_s = max(0.0, self.limit_s - (time.monotonic() - self.start))
@@ -326,6 +333,8 @@ class _Search:
             enough=self.bound if enough is None else enough,
             **options,
         )
+        # Noted, since only then does the answer depend on the machine: under a limit on moves
+        # alone the same seed gives the same schedule.
         self.cut = self.cut or ended == "time limit"
         if ended == "interrupt":
             self.ended = ended
@@ -335,7 +344,7 @@ class _Search:
 
     def solution(self) -> Solution:
         found = [entry[2] for entry in (self.best, self.smallest) if entry is not None]
-        return answer(
+        return best_solution(
             self.problem,
             self.budget,
             found,

@@ -36,6 +36,7 @@ class Grouping:
 def group_ops(problem: Problem, max_members: int = 48) -> Grouping:
     """`max_members` bounds what one recomputation may run: without it, a chain of ops that all may
     join would be run from its beginning by each of its readers."""
+    # What the caller needs has to be there in its own right, not inside a group.
     fixed = {*problem.outputs, *problem.held}
     inputs = [set(op.inputs) for op in problem.ops]
     members: list[set[int]] = [{i} for i in range(len(problem.ops))]
@@ -50,13 +51,17 @@ def group_ops(problem: Problem, max_members: int = 48) -> Grouping:
         joined = set().union(*(readers[v] for v in op.outputs))
         if not joined or any(not inputs[j].issuperset(op.outputs) for j in joined):
             continue
+        # Algorithm 1's condition, by what the group reads from outside by now, not by what the op
+        # itself reads: an op that joined before has already handed on its own inputs.
         if _size(problem, inputs[i]) > _size(problem, op.outputs):
             continue
         if any(len(members[i] | members[j]) > max_members for j in joined):
             continue
         gone[i] = True
+        # `readers` says which groups read a value, so the op leaves it and its readers enter.
         for v in inputs[i]:
             readers[v].discard(i)
+        # Each reader runs the op for itself: that is the recomputation which the group stands for.
         for j in joined:
             members[j] |= members[i]
             for v in inputs[j]:
@@ -79,6 +84,7 @@ def _outer_inputs(problem: Problem, ops: set[int]) -> set[int]:
 
 def _write(problem: Problem, groups: list[tuple[int, list[int]]]) -> Grouping:
     """The problem whose ops are the groups, each named by the op that it is run for."""
+    # Values that live only inside groups are no values of the grouped problem.
     used = sorted(
         {v for i, ops in groups for v in _outer_inputs(problem, set(ops))}
         | {v for i, _ in groups for v in problem.ops[i].outputs}
@@ -96,6 +102,8 @@ def _write(problem: Problem, groups: list[tuple[int, list[int]]]) -> Grouping:
                 cost=sum(problem.ops[j].cost for j in group),
                 inputs=tuple(new[v] for v in outer),
                 outputs=tuple(new[v] for v in op.outputs),
+                # A group has no in-place pairs: its inputs stay for its whole step, so none is
+                # taken over.
                 workspace=op.workspace if single else _inner_memory(problem, i, group),
                 recomputable=op.recomputable,
                 inplace=tuple((new[a], new[b]) for a, b in op.inplace) if single else (),
@@ -116,7 +124,9 @@ def _write(problem: Problem, groups: list[tuple[int, list[int]]]) -> Grouping:
 def _inner_memory(problem: Problem, last: int, group: list[int]) -> int:
     """The most that a group needs beyond its inputs and outputs, with all inputs kept."""
     outputs = set(problem.ops[last].outputs)
+    # Members run in listed order, each once.
     made = {v: step for step, i in enumerate(group) for v in problem.ops[i].outputs}
+    # What nothing inside reads dies at the step that makes it.
     last_use = dict(made)
     for step, i in enumerate(group):
         for v in problem.ops[i].inputs:
@@ -132,4 +142,5 @@ def _inner_memory(problem: Problem, last: int, group: list[int]) -> int:
         live += sum(problem.values[v].size for v in op.outputs)
         most = max(most, live + op.workspace)
         live -= dying[step]
+    # Outputs are counted by the simulator as outputs of the group, so they are taken off here.
     return max(0, most - sum(problem.values[v].size for v in outputs))

@@ -4,26 +4,28 @@ In this order, each step only where the one before left something to gain:
 
 1. keep-all, where it fits: nothing can cost less (every op that is not dead runs at least once).
 2. Small problems (some 25 values, sometimes 60): the optimum over all schedules, by A* over what
-   is in memory (`cpp/search/exact.cpp`); with more states once there is a schedule to beat.
+   is in memory (`_solve_exactly`, `cpp/search/exact.cpp`); with more states once there is a
+   schedule to beat.
 3. A lower bound (`cpp/bound/bound.h`): at the moment an op first runs, every other op has run or
    will, and what is still to be read is in memory or is made again; the cheapest choice under the
    budget is a minimum cut for each price of memory. Valid for every order, milliseconds for
-   thousands of ops. `best_bound` picks the moments.
-4. A climb over eviction policies (`cpp/search/policies.cpp`): a greedy walk decodes a handful of
-   weights, shared by alike values, into a schedule. Fast at any size.
-5. A climb over save sets (`cpp/search/save_sets.cpp`): prices of memory, decoded by the same
-   minimum cut into what is kept across the loss, and that into a schedule; where the loss leaves
-   little room, places to begin again from. In a training step most of what there is to decide is
-   decided there. Where neither finds a schedule: both for a larger budget, and from there down in
-   steps. Where gradients alone do not fit, both begin from an order that needs less for them
-   (`order`), the save sets are sought where gradients leave the least room, and several of them are
-   annealed side by side, taking parts of each other (`cpp/search/lns.cpp`).
-6. Rounds on all cores, longer and longer, one that gained once more, until the bound is met, a full
-   turn of them brings nothing, or time is up: annealing (`cpp/anneal/anneal.cpp`) over the whole
-   sequence, order and recomputations together, from the incumbent when cold, from the plain order
-   when hot and on from the best of these in steps; and large neighbourhoods: the recomputations of
-   a part of the schedule are taken out and put back otherwise (`cpp/search/lns.cpp`), or one
-   stretch after another is heated (`cpp/anneal/windows.h`).
+   thousands of ops. `_prove_bound`; `lower_bound.best_bound` picks the moments.
+4. A climb over eviction policies (`Incumbent.policies`, `cpp/search/policies.cpp`): a greedy walk
+   decodes a handful of weights, shared by alike values, into a schedule. Fast at any size.
+5. A climb over save sets (`_search_save_sets`, `cpp/search/save_sets.cpp`): prices of memory,
+   decoded by the same minimum cut into what is kept across the loss, and that into a schedule;
+   where the loss leaves little room, places to begin again from. In a training step most of what
+   there is to decide is decided there. Where neither finds a schedule: both for a larger budget,
+   and from there down in steps (`_descend`). Where gradients alone do not fit, both begin from an
+   order that needs less for them (`start_order`), the save sets are sought where gradients leave
+   the least room, and several of them are annealed side by side, taking parts of each other
+   (`cpp/search/lns.cpp`).
+6. Rounds on all cores (`_improve`), longer and longer, one that gained once more, until the bound
+   is met, a full turn of them brings nothing, or time is up: annealing (`cpp/anneal/anneal.cpp`)
+   over the whole sequence, order and recomputations together, from the incumbent when cold, from
+   the plain order when hot and on from the best of these in steps; and large neighbourhoods: the
+   recomputations of a part of the schedule are taken out and put back otherwise
+   (`cpp/search/lns.cpp`), or one stretch after another is heated (`cpp/anneal/windows.h`).
 
 Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
 many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
@@ -39,16 +41,16 @@ from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
 from rekindle.solve.auto.incumbent import Incumbent
 from rekindle.solve.auto.rounds import (
     AFRESH,
-    AFTER_SAVES,
+    AFTER_SAVE_SETS,
     COLD,
     FROM_NOTHING,
     MANY_WINDOWS,
-    MENDED,
+    REPAIR,
     SQUEEZE,
     TIGHT,
     Round,
 )
-from rekindle.solve.base import answer, too_large, trivial_floor
+from rekindle.solve.base import best_solution, too_large, trivial_floor
 from rekindle.solve.lower_bound import best_bound
 from rekindle.solve.min_budget import small_peaks
 
@@ -103,28 +105,28 @@ class _Search(Incumbent):
         if self.budget < trivial_floor(problem):
             self.infeasible = True
             self.stopped_by = "proof"
-            self._shrink()
+            self._minimize_peak()
             return
-        if self._exactly(QUICK_STATES):
+        if self._solve_exactly(QUICK_STATES):
             return
-        self._bound()
+        self._prove_bound()
         if warm_start is not None and before is None and not self.infeasible:
-            self._mend(warm_start)
+            self._repair(warm_start)
         self.policies()
-        self._saves()
-        if not self.done and self._exactly(MOST_STATES):
+        self._search_save_sets()
+        if not self.done and self._solve_exactly(MOST_STATES):
             return
         if self.best is None and not self.infeasible and problem.loss_op is not None:
             self._descend()
         self._improve()
         if self.best is None:
-            self._shrink()
+            self._minimize_peak()
         if self.done:
             self.stopped_by = "proof"
         elif not self.stopped_by:
             self.stopped_by = "time limit" if self.left_s <= 0 else "no improvement"
 
-    def _exactly(self, max_states: int) -> bool:
+    def _solve_exactly(self, max_states: int) -> bool:
         """True if so many states are enough for the optimum, or a proof that nothing fits."""
         finished, feasible, ops = _native.solve_exact(
             self.problem.native, self.budget, self.left_s / 4,
@@ -139,24 +141,24 @@ class _Search(Incumbent):
             self.bound = self.best[0]
         else:
             self.infeasible = True
-            self._shrink()
+            self._minimize_peak()
         self.stopped_by = "proof"
         return True
 
-    def _bound(self) -> None:
-        share = min(2.0, 0.1 * self.left_s)
+    def _prove_bound(self) -> None:
+        share = min(BOUND_S, 0.1 * self.left_s)
         extra, infeasible = best_bound(self.problem, self.budget, share)
         self.infeasible = infeasible
         self.bound = self.base_cost + extra
 
-    def _mend(self, schedule: Schedule) -> None:
+    def _repair(self, schedule: Schedule) -> None:
         """A schedule above the budget, as it was for a larger one: annealing brings it below, which
         costs little where little is missing, and takes less time than to begin again."""
         starts = [list(schedule.ops)] * self.threads
         moves = max(1000, int(self.options.effort * 2000 * len(self.problem.ops)))
-        self.anneal(starts, MENDED, MENDED.hot, self.seed * 10_000, moves, 0.3 * self.left_s)
+        self.anneal(starts, REPAIR, REPAIR.hot, self.seed * 10_000, moves, 0.3 * self.left_s)
 
-    def _saves(self) -> None:
+    def _search_save_sets(self) -> None:
         problem = self.problem
         if self.done:
             return
@@ -168,11 +170,11 @@ class _Search(Incumbent):
             memory = simulate(problem, keep_all(problem)).memory
             moment = max(range(len(memory)), key=memory.__getitem__)
         if self.order.tightest is not None:
-            self._saves_of_gradients(self.order.tightest)
+            self._search_gradient_save_sets(self.order.tightest)
             share = 0.02 if self.best is not None else 0.1
         self.save_sets(moment, self.threads, 3000, share * self.left_s)
 
-    def _saves_of_gradients(self, moment: int) -> None:
+    def _search_gradient_save_sets(self, moment: int) -> None:
         """Gradients have to be made again as well: which ones, and from what, is decided where they
         leave the least room. Several searches, since one alone may end far above another; what they
         find is rebuilt, then annealed for some generations, each with parts of the others."""
@@ -180,11 +182,11 @@ class _Search(Incumbent):
         if not found:
             return
         effort = self.options.effort
-        found = self.rebuild(found, 90, 1 + int(150 * effort), self.left_s / 4)
+        found = self.lns(found, 90, 1 + int(150 * effort), self.left_s / 4)
         tries = 1 + int(effort * TRIES_OF_A_GENERATION / len(self.problem.ops))
         for k in range(GENERATIONS):
             begun = time.monotonic()
-            found = self.rebuild(found, 91 + k, tries, self.left_s, hot=0.003)
+            found = self.lns(found, 91 + k, tries, self.left_s, hot=0.003)
             if time.monotonic() - begun > self.left_s:
                 return
 
@@ -203,7 +205,7 @@ class _Search(Incumbent):
                 break
         else:
             return
-        larger._saves()
+        larger._search_save_sets()
         schedule = larger.best[2]
         most = max(1000, int(self.options.effort * 300 * len(self.problem.ops)))
         rate = 2e5  # moves of a thread in a second; measured as we go
@@ -211,7 +213,7 @@ class _Search(Incumbent):
             if self.left_s <= 0.05:
                 return
             limit = budget * (self.budget / budget) ** (step / STEPS_DOWN)
-            kind = replace(MENDED, limit=limit / self.budget)
+            kind = replace(REPAIR, limit=limit / self.budget)
             share = 0.8 * self.left_s / (STEPS_DOWN + 1 - step)
             begun = time.monotonic()
             found = self.anneal(
@@ -232,7 +234,7 @@ class _Search(Incumbent):
         rate = 2e5 * self.threads  # moves a second; measured as we go
         stalled = 0
         # Without a loss op nothing before this was made for the problem: annealing begins afresh.
-        rounds = AFTER_SAVES if self.problem.loss_op is not None else FROM_NOTHING
+        rounds = AFTER_SAVE_SETS if self.problem.loss_op is not None else FROM_NOTHING
         if self.order.tightest is not None:
             rounds, moves = TIGHT, moves // 2
         turn = 0  # of the rounds
@@ -246,14 +248,14 @@ class _Search(Incumbent):
                 kind = SQUEEZE if round_ % 2 else AFRESH
             if rate * self.left_s < 1.1 * moves * num_seeds:  # the last takes all that is left
                 moves = max(1000, int(0.95 * rate * self.left_s / num_seeds))
-                if self.best is not None and not kind.rebuild:
+                if self.best is not None and not kind.lns:
                     kind = COLD if self.problem.loss_op is not None else MANY_WINDOWS
             before = self.best[0] if self.best is not None else None
             peak_before = self.smallest[0] if self.smallest is not None else 0
-            if kind.rebuild:
+            if kind.lns:
                 assert self.best is not None
                 starts = [list(self.best[2].ops)]
-                self.rebuild(starts, round_, moves // MOVES_OF_A_TRY, 0.5 * self.left_s)
+                self.lns(starts, round_, moves // MOVES_OF_A_TRY, 0.5 * self.left_s)
             else:
                 seeds, length = num_seeds, moves
                 if kind.long:
@@ -285,7 +287,7 @@ class _Search(Incumbent):
         incumbent = list(self.best[2].ops) if self.best is not None else plain
         begun = time.monotonic()
         first_seed = self.seed * 10_000 + 100 * (round_ + 1)
-        if not kind.again:
+        if not kind.multistart:
             starts = [plain if kind.afresh and k % 2 == 0 else incumbent for k in range(num_seeds)]
             found = self.anneal(starts, kind, kind.hot, first_seed, moves, self.left_s)
             return time.monotonic() - begun, sum(r.moves for r in found)
@@ -303,16 +305,16 @@ class _Search(Incumbent):
             made += sum(r.moves for r in found)
         return time.monotonic() - begun, made
 
-    def _shrink(self) -> None:
+    def _minimize_peak(self) -> None:
         """No schedule fits: find the smallest peak, so that the answer has a number."""
-        share = min(3.0, self.left_s)
+        share = min(SMALLEST_PEAK_S, self.left_s)
         for ops in small_peaks(self.problem, self.seed, share):
             self.offer(ops, "smallest peak")
 
     def solution(self) -> Solution:
         candidates = [entry[2].ops for entry in (self.best, self.smallest) if entry is not None]
         notes = tuple(f"{method}: cost {cost}" for method, (cost, _) in self.credits.items())
-        return answer(
+        return best_solution(
             self.problem,
             self.budget,
             candidates,
@@ -324,6 +326,7 @@ class _Search(Incumbent):
         )
 
 
+BOUND_S, SMALLEST_PEAK_S = 2.0, 3.0  # at most, whatever the time limit
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and in how many steps
 WORTH_REPEATING = 3e-4  # of the keep-all cost: a round that gained that much is done once more

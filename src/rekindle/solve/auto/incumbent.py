@@ -144,7 +144,7 @@ class Incumbent:
         self._take([r.best or r.smallest for r in results], "annealing", ended)
         return list(results)
 
-    def rebuild(
+    def lns(
         self,
         starts: list[list[int]],
         round_: int,

@@ -11,25 +11,25 @@ class Round:
     ratchet: bool = False  # the limit is lowered to the budget step by step
     windows: bool = False  # one stretch of the incumbent after another, the rest stays cold
     long: bool = False  # one run on each core, LONGER where another round has several
-    again: bool = False  # several from the plain order, then on from the best of them
-    rebuild: bool = False
+    multistart: bool = False  # several from the plain order, then on from the best of them
+    lns: bool = False
 
 
 COLD, AFRESH = Round(0.05), Round(50.0, afresh=True)
 SQUEEZE = Round(50.0, afresh=True, ratchet=True)
-MENDED = Round(1.0)
+REPAIR = Round(1.0)
 TIGHTER = Round(50.0, afresh=True, limit=0.98)
-AGAIN = Round(50.0, again=True)
-REBUILD = Round(rebuild=True)
+MULTISTART = Round(50.0, multistart=True)
+LNS = Round(lns=True)
 WINDOWS, MANY_WINDOWS = Round(30.0, windows=True), Round(30.0, windows=True, long=True)
-AFTER_SAVES: tuple[Round, ...] = (
-    COLD, REBUILD, AGAIN, WINDOWS, AGAIN, REBUILD, TIGHTER, AGAIN, Round(3.0),
+AFTER_SAVE_SETS: tuple[Round, ...] = (
+    COLD, LNS, MULTISTART, WINDOWS, MULTISTART, LNS, TIGHTER, MULTISTART, Round(3.0),
 )  # fmt: skip
 # One annealing from the plain order may end far above another: several, rather than longer ones.
 # Then stretch by stretch.
 FROM_NOTHING: tuple[Round, ...] = (
     AFRESH, MANY_WINDOWS, Round(10.0, afresh=True), MANY_WINDOWS, TIGHTER, MANY_WINDOWS,
-    Round(3.0), REBUILD,
+    Round(3.0), LNS,
 )  # fmt: skip
 # Where gradients alone do not fit, annealing from the plain order ends far above the budget.
-TIGHT: tuple[Round, ...] = (REBUILD, REBUILD, COLD, REBUILD, WINDOWS)
+TIGHT: tuple[Round, ...] = (LNS, LNS, COLD, LNS, WINDOWS)

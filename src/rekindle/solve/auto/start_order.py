@@ -23,6 +23,8 @@ def order_for(problem: Problem, budget: int, time_limit_s: float) -> Order:
     """As listed, or, where gradients alone are above the budget then, in the order that is found to
     need the least for them."""
     listed = list(range(len(problem.ops)))
+    # Without a loss there are no gradients to speak of; beyond LARGE the search over sets of ops
+    # takes longer than it brings.
     if problem.loss_op is None or len(listed) > LARGE:
         return Order(listed)
     bare = gradients_alone(problem, problem.loss_op)
@@ -47,6 +49,8 @@ def gradients_alone(problem: Problem, loss_op: int) -> Problem:
 
     def beside(op_id: int) -> int:
         op = problem.ops[op_id]
+        # What is freed has no size of its own any more, so that it stands in nobody's way; beside
+        # the op that makes or reads it, its bytes are workspace.
         used = sum(sizes[v] for v in {*op.inputs, *op.outputs} & freed)
         return used - sum(sizes[out] for into, out in op.inplace if freed & {into, out})
 

@@ -1,4 +1,4 @@
-"""CP-SAT in a process of its own (`retention_worker` says why): jobs out, schedules in.
+"""CP-SAT in a process of its own (`cpsat_worker` says why): jobs out, schedules in.
 
 One worker is kept for the next job; it ends by itself when none comes for a while, and with this
 process. Ctrl-C reaches the caller at once, and a worker that does not answer is killed, so a time
@@ -67,8 +67,10 @@ class Outcome:
 def solve_retention(job: Job, time_limit_s: float, hear: Callable[[Schedule], bool]) -> Outcome:
     """Solves the job; `hear` gets each schedule and ends the search by answering True."""
     time_left = TimeLeft(time_limit_s)
+    # Starting Python and importing ortools takes a second, so a process is kept for the next job.
     worker = _Worker.take()
     ended = interrupted = False
+    # The worker has the limit too and ends by itself; this is for one that does not answer.
     last_call = TimeLeft(time_limit_s * 1.05 + _GRACE_S)
     try:
         worker.send(job.record(time_left()))
@@ -101,6 +103,7 @@ class _Worker:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
+        # The package of this process, installed or not: the worker must be of the same release.
         root = str(Path(__file__).parents[3])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, root],
@@ -155,6 +158,7 @@ class _Worker:
         """The one that is kept, if it still runs, or a new one."""
         with cls._lock:
             worker = cls._idle.pop() if cls._idle else None
+        # It may have ended by itself meanwhile, after a minute without a job.
         if worker is not None and worker._process.poll() is None:
             return worker
         if worker is not None:
@@ -177,4 +181,5 @@ class _Worker:
             worker.close()
 
 
+# Not left to the end of its input: it would outlive this process for a while.
 atexit.register(_Worker.close_idle)

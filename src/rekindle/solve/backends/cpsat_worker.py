@@ -69,6 +69,7 @@ def _solve(
     parameters = solver.parameters
     parameters.max_time_in_seconds = max(0.01, deadline - time.monotonic())
     parameters.num_workers = job["workers"]
+    # With several workers CP-SAT is repeatable only if they take turns.
     parameters.interleave_search = job["repeatable"] and job["workers"] > 1
     parameters.random_seed = job["seed"] % 2**31
 
@@ -81,6 +82,7 @@ def _solve(
     def work() -> None:
         status.append(solver.solve(model.cp, Tell()))
 
+    # In a thread, so that this one can hear "stop" meanwhile.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while thread.is_alive():
@@ -90,9 +92,11 @@ def _solve(
             solver.stop_search()
             if message is None:  # the parent is gone
                 return
+    # INFEASIBLE is a proof too: there is no schedule with so few runs within the cap.
     proven = bool(status) and status[0] in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     bound = 0
     if status and status[0] in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        # The objective is in whole cost units, so what lies above one is the next one.
         bound = max(0, math.ceil(solver.best_objective_bound - 1e-6)) * model.cost_unit
     done = {"proven": proven and model.exact, "bound": bound}
     _reply(replies, {"done": done})

@@ -1,16 +1,17 @@
-"""Gurobi for the MIPs of `highs`, where gurobipy is installed and has a licence.
+"""Gurobi as a backend of `mip.solve_mip`, where gurobipy is installed and has a licence.
 
 Optional: nothing else depends on it. The pip package alone comes with a licence for small models
-only; a model that is too large for the licence goes to HiGHS (see `licensed_for`).
+only; a model that is too large for the licence goes to HiGHS (`licensed_for`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rekindle.solve.backends.highs import INF, MIPAnswer, Model, News, Outcome
+from rekindle.solve.backends.mip import INF, Enough, MIPResult, Model, OnProgress, Outcome
 
+# A model beyond it raises only when it is optimized, so a probe of that size asks.
 _SMALL = 2000  # columns and rows that the licence of the pip package allows
 
 
@@ -38,15 +39,17 @@ def solve_mip(
     seed: int,
     rel_gap: float,
     threads: int,
-    on_news: News | None,
-    enough: Callable[[float, float], bool] | None,
-) -> MIPAnswer:
+    on_progress: OnProgress | None,
+    enough: Enough | None,
+) -> MIPResult:
     import gurobipy
     from gurobipy import GRB
 
     interrupted = ended = False
     told = [INF, -INF]
 
+    # Called in the thread that called `optimize`: no queue is needed. No exception may
+    # leave it, so Ctrl-C is noted here.
     def watch(at: Any, where: int) -> None:
         nonlocal interrupted, ended
         try:
@@ -55,14 +58,15 @@ def solve_mip(
                 x = np.array(at.cbGetSolution(at.getVars()))
                 told[0] = min(told[0], at.cbGet(GRB.Callback.MIPSOL_OBJ))
             elif where == GRB.Callback.MIP:
+                # MIP comes often and knows the bound; only MIPSOL has the solution.
                 told[1] = max(told[1], at.cbGet(GRB.Callback.MIP_OBJBND))
             else:
                 return
             if enough is not None and enough(told[0], told[1]):
                 ended = True
                 at.terminate()
-            if on_news is not None:
-                on_news(told[0], told[1], x)
+            if on_progress is not None:
+                on_progress(told[0], told[1], x)
         except KeyboardInterrupt:
             interrupted = True
             at.terminate()
@@ -86,11 +90,12 @@ def solve_mip(
         }.get(gurobi.Status, Outcome.ERROR)
         # gurobipy turns a Ctrl-C of its own into this status.
         interrupted |= gurobi.Status == GRB.INTERRUPTED and not ended
+        # What has no solution costs more than any bound.
         bound = INF if outcome is Outcome.INFEASIBLE else float(gurobi.ObjBound)
         if gurobi.SolCount == 0:
-            return MIPAnswer(outcome, bound=bound, interrupted=interrupted)
+            return MIPResult(outcome, bound=bound, interrupted=interrupted)
         x = np.array(gurobi.getAttr("X", gurobi.getVars()))
-        return MIPAnswer(outcome, float(gurobi.ObjVal), x, bound, interrupted)
+        return MIPResult(outcome, float(gurobi.ObjVal), x, bound, interrupted)
 
 
 def _fill(gurobi: Any, model: Model, start: Mapping[int, float]) -> None:
@@ -103,6 +108,7 @@ def _fill(gurobi: Any, model: Model, start: Mapping[int, float]) -> None:
     )
     for r, (low, high) in enumerate(zip(model.row_lower, model.row_upper, strict=True)):
         span = slice(model.starts[r], model.starts[r + 1])
+        # Two one-sided rows instead of a range: Gurobi would add a column for it.
         line = gurobipy.LinExpr(model.entries[span], [columns[c] for c in model.columns[span]])
         if low == high:
             gurobi.addLConstr(line, GRB.EQUAL, low)

@@ -1,96 +1,36 @@
-"""One thin layer over HiGHS: a sparse model, an LP that can grow, and a MIP that can be watched.
+"""HiGHS: a relaxation that can grow, and the MIP of `mip.solve_mip`.
 
-- `Model` collects columns and rows and knows nothing of any library.
 - `GrowingLP` solves the relaxation and takes further rows (and solves again from the old basis).
-- `solve_mip` solves to proof, a time limit, an interrupt, or until the caller's `enough` says so;
-  it takes a start, and calls `on_news` with each new incumbent or bound, in the caller's thread.
-  Gurobi does the MIP where it is installed with a licence and `backend` allows it.
+- `solve_mip` solves a MIP that can be watched and stopped (`mip.MIPSolver`).
 
-The solve runs in a second thread so that Ctrl-C reaches Python at once; the solver is then asked to
-stop and what it has is returned with `interrupted` set.
+The solve runs in a second thread so that Ctrl-C reaches Python at once; HiGHS is then asked to stop
+and what it has is returned with `interrupted` set.
 
-Callers should scale: right-hand sides and costs near 1 (HiGHS's tolerances are absolute).
+Known limits: HiGHS looks at its time limit between large steps only, so a solve may be left alone
+(`_run`); it then goes on using a core until it notices.
 """
 
 import atexit
-import importlib.util
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.solve.backends.mip import (
+    INF,
+    Enough,
+    Floats,
+    LPResult,
+    MIPResult,
+    Model,
+    OnProgress,
+    Outcome,
+)
 from rekindle.solve.parallel import interrupted as jobs_interrupted
-
-Floats = NDArray[np.float64]
-Backend = Literal["auto", "highs", "gurobi"]
-INF = float("inf")
-
-
-class Outcome(Enum):
-    OPTIMAL = "optimal"
-    INFEASIBLE = "infeasible"
-    STOPPED = "stopped"  # by a limit, an interrupt or `enough`
-    ERROR = "error"
-
-
-@dataclass(slots=True)
-class Model:
-    """min cost x, lower <= x <= upper, row_lower <= A x <= row_upper; built row by row."""
-
-    cost: list[float] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    integer: list[bool] = field(default_factory=list)
-    row_lower: list[float] = field(default_factory=list)
-    row_upper: list[float] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    columns: list[int] = field(default_factory=list)
-    entries: list[float] = field(default_factory=list)
-
-    def add_column(
-        self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0, *, integer: bool = False
-    ) -> int:
-        self.cost.append(cost)
-        self.lower.append(lower)
-        self.upper.append(upper)
-        self.integer.append(integer)
-        return len(self.cost) - 1
-
-    def add_row(
-        self, lower: float, upper: float, columns: Sequence[int], entries: Sequence[float]
-    ) -> int:
-        """`columns` without repeats."""
-        self.row_lower.append(lower)
-        self.row_upper.append(upper)
-        self.columns.extend(columns)
-        self.entries.extend(entries)
-        self.starts.append(len(self.columns))
-        return len(self.row_lower) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LPAnswer:
-    outcome: Outcome
-    objective: float = INF
-    x: Floats | None = None
-    reduced_costs: Floats | None = None
-    interrupted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MIPAnswer:
-    outcome: Outcome
-    objective: float = INF  # of x
-    x: Floats | None = None
-    bound: float = -INF  # no solution costs less
-    interrupted: bool = False
-
 
 _GRACE_S = 0.5  # past the time limit, until a solve is left alone
 
@@ -104,9 +44,6 @@ def _wait_for_those_left_alone() -> None:
         done.wait(30.0)
 
 
-News = Callable[[float, float, Floats | None], None]  # objective, bound, x where it is new
-
-
 class GrowingLP:
     """The relaxation of a model (integrality left out), with rows added between solves."""
 
@@ -118,7 +55,7 @@ class GrowingLP:
     ) -> None:
         self._highs.addRow(lower, upper, len(columns), columns, entries)
 
-    def solve(self, time_limit_s: float) -> LPAnswer:
+    def solve(self, time_limit_s: float) -> LPResult:
         import highspy
 
         highs = self._highs
@@ -126,47 +63,32 @@ class GrowingLP:
         highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, time_limit_s))
         interrupted = _run(highs, lambda: None, threading.Event(), time_limit_s)
         if interrupted is None:
-            return LPAnswer(Outcome.STOPPED)
+            return LPResult(Outcome.STOPPED)
         status = highs.getModelStatus()
         if status == highspy.HighsModelStatus.kOptimal:
             solution = highs.getSolution()
-            return LPAnswer(
+            return LPResult(
                 Outcome.OPTIMAL,
                 highs.getInfo().objective_function_value,
                 np.array(solution.col_value),
                 np.array(solution.col_dual),
                 interrupted,
             )
-        return LPAnswer(_outcome(status), interrupted=interrupted)
+        return LPResult(_outcome(status), interrupted=interrupted)
 
 
 def solve_mip(
     model: Model,
     *,
     time_limit_s: float,
-    start: Mapping[int, float] | None = None,
-    seed: int = 0,
-    rel_gap: float = 0.0,
-    threads: int = 0,
-    on_news: News | None = None,
-    enough: Callable[[float, float], bool] | None = None,
-    backend: Backend = "auto",
-) -> MIPAnswer:
-    """`start` gives columns their values; those it leaves out are completed by the solver.
-    `enough(objective, bound)` may end the search early. `threads` 0: the library's choice."""
-    if _use_gurobi(backend, model):
-        from rekindle.solve.backends.gurobi import solve_mip as gurobi_mip
-
-        return gurobi_mip(
-            model,
-            time_limit_s=time_limit_s,
-            start=start or {},
-            seed=seed,
-            rel_gap=rel_gap,
-            threads=threads,
-            on_news=on_news,
-            enough=enough,
-        )
+    start: Mapping[int, float],
+    seed: int,
+    rel_gap: float,
+    threads: int,
+    on_progress: OnProgress | None,
+    enough: Enough | None,
+) -> MIPResult:
+    """`mip.MIPSolver` by HiGHS."""
     highs = _highs_of(model, relaxed=False)
     for name, value in (
         ("time_limit", max(0.01, time_limit_s)),
@@ -176,18 +98,22 @@ def solve_mip(
     ):
         highs.setOptionValue(name, value)
     if start:
+        # A start may name some of the columns: HiGHS completes it by a MIP of its own, with the
+        # named integers fixed.
         columns = np.fromiter(start.keys(), dtype=np.int32, count=len(start))
         values = np.fromiter(start.values(), dtype=np.float64, count=len(start))
         highs.setSolution(len(start), columns, values)
-    return _watched_mip(highs, on_news, enough, time_limit_s)
+    return _watched_mip(highs, on_progress, enough, time_limit_s)
 
 
 def _watched_mip(
     highs: Any,
-    on_news: News | None,
-    enough: Callable[[float, float], bool] | None,
+    on_progress: OnProgress | None,
+    enough: Enough | None,
     time_limit_s: float,
-) -> MIPAnswer:
+) -> MIPResult:
+    # Callbacks run in threads of HiGHS. They only note what is new; `deliver` tells it in the
+    # caller's thread, where progress is listened to and schedules are simulated.
     news: queue.SimpleQueue[tuple[float, float, Floats | None]] = queue.SimpleQueue()
     stop = threading.Event()
     told = [INF, -INF]
@@ -197,37 +123,40 @@ def _watched_mip(
         objective, bound = float(out.mip_primal_bound), float(out.mip_dual_bound)
         if enough is not None and enough(objective, bound):
             stop.set()
+        # This callback comes far more often than anything is new.
         if objective < told[0] or bound > told[1]:
             told[:] = [min(objective, told[0]), max(bound, told[1])]
             news.put((told[0], told[1], None))
 
     def found(event: Any) -> None:
+        # A copy: the array is valid during the callback alone.
         x = np.array(event.data_out.mip_solution)
         told[0] = min(told[0], float(event.data_out.objective_function_value))
         news.put((told[0], told[1], x))
 
     def deliver() -> None:
-        while on_news is not None and not news.empty():
-            on_news(*news.get())
+        while on_progress is not None and not news.empty():
+            on_progress(*news.get())
 
     highs.cbMipInterrupt.subscribe(tell)
     highs.cbMipImprovingSolution.subscribe(found)
     interrupted = _run(highs, deliver, stop, time_limit_s)
     if interrupted is None:  # what it had found was delivered
-        return MIPAnswer(Outcome.STOPPED, bound=told[1])
-    return _mip_answer(highs, interrupted)
+        return MIPResult(Outcome.STOPPED, bound=told[1])
+    return _mip_result(highs, interrupted)
 
 
-def _mip_answer(highs: Any, interrupted: bool) -> MIPAnswer:
+def _mip_result(highs: Any, interrupted: bool) -> MIPResult:
     import highspy
 
     outcome = _outcome(highs.getModelStatus())
     info = highs.getInfo()
     bound = INF if outcome is Outcome.INFEASIBLE else float(info.mip_dual_bound)
+    # No solution, or one that is not feasible within the tolerances: its numbers mean nothing.
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return MIPAnswer(outcome, bound=bound, interrupted=interrupted)
+        return MIPResult(outcome, bound=bound, interrupted=interrupted)
     x = np.array(highs.getSolution().col_value)
-    return MIPAnswer(outcome, float(info.objective_function_value), x, bound, interrupted)
+    return MIPResult(outcome, float(info.objective_function_value), x, bound, interrupted)
 
 
 def _run(
@@ -260,6 +189,7 @@ def _run(
 
     for callback in (highs.cbSimplexInterrupt, highs.cbIpmInterrupt, highs.cbMipInterrupt):
         callback.subscribe(check)
+    # A daemon: a solve that was left alone does not keep the process from ending.
     thread = threading.Thread(target=work, daemon=True)
     interrupted = False
     thread.start()
@@ -281,6 +211,7 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
             stop.set()
+    # They hold the queue and the model of a solve that is over.
     highs.clearCallbacks()
     if failure:
         raise failure[0]
@@ -291,6 +222,7 @@ def _run(
 def _highs_of(model: Model, *, relaxed: bool) -> Any:
     import highspy
 
+    # As arrays, all rows in one call.
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(model.cost), len(model.row_lower)
     lp.col_cost_ = np.array(model.cost, dtype=np.float64)
@@ -329,13 +261,3 @@ def _outcome(status: Any) -> Outcome:
     ):
         return Outcome.STOPPED
     return Outcome.ERROR
-
-
-def _use_gurobi(backend: Backend, model: Model) -> bool:
-    if backend == "gurobi":
-        return True
-    if backend == "highs" or importlib.util.find_spec("gurobipy") is None:
-        return False
-    from rekindle.solve.backends.gurobi import licensed_for
-
-    return licensed_for(model)

@@ -1,7 +1,7 @@
 """From a chain of blocks to schedules that the simulator confirms, for all methods on chains.
 
 `solve_by_rule` finds the chain of a problem, a long one first in coarse blocks, and solves it by
-one of the programs of `chain_program`; `solve_on_chain` does that for a chain that is known. Memory
+one of the programs of `chain_dp`; `solve_on_chain` does that for a chain that is known. Memory
 is counted in slots, sizes rounded up. As rounding and the blocks' measures err on the safe side,
 the table reaches beyond the budget, the sequences of all its costs are lowered, and the exact
 simulation decides (`ChainSearch.explore`). Then runs may go whose older results can stay within the
@@ -17,7 +17,7 @@ from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all
 from rekindle.core.simulate import run_native
 from rekindle.partition.chain import Chain, find_chain
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.chains.chain_dp import (
     ChainProgram,
     Rule,
@@ -53,10 +53,13 @@ class ChainSearch:
 
     def solve(self, unit: int, slots: int, rule: Rule) -> ChainProgram | None:
         start = time.monotonic()
+        # A tenth is left for what is made of the table.
         program = solve_chain(self.chain, unit, slots, rule, 0.9 * self.left_s())
         if program is None:
             out_of_time = time.monotonic() - start >= 0.85 * (self.deadline - start)
             self.stopped_by = "time limit" if out_of_time else "interrupt"
+            # Without a table there are still equal segments, near the square root of the length,
+            # where their peak is smallest if all blocks are alike.
             root = math.isqrt(len(self.chain))
             for count in {2, max(1, root // 2), root, min(2 * root, len(self.chain))}:
                 self.try_steps(segment_steps(len(self.chain), count))
@@ -72,6 +75,7 @@ class ChainSearch:
     def try_slots(self, program: ChainProgram, slots: int) -> float:
         """The same for the sequence of that many slots; infinity when time is getting short."""
         sequence = program.sequence(slots)
+        # The rest of the time is for pruning.
         if sequence is None or self.left_s() < 0.3 * (self.deadline - self.start):
             return math.inf
         return self.try_steps(sequence.steps)
@@ -80,11 +84,13 @@ class ChainSearch:
         """The sequences of all costs in the table, evenly chosen where they are too many. What
         falls away when a sequence is lowered differs from one to the next, and so does how far the
         chain's numbers are above the truth: neither cost nor peak follows the slots strictly."""
+        # Sequences of equal cost differ in memory alone, so one of each cost is enough.
         levels = _cost_levels(program)
         stride = -(-len(levels) // MAX_TRIALS)
         self.try_slots(program, program.slots_in(self.budget))  # the chain's numbers allow it
         costs = {k: self.try_slots(program, levels[k]) for k in range(0, len(levels), stride)}
         best = min(costs, key=lambda k: (costs[k], k))
+        # Around the best of the coarse look, every one.
         for k in range(max(0, best - stride), min(len(levels), best + stride + 1)):
             if k not in costs:
                 self.try_slots(program, levels[k])
@@ -115,11 +121,11 @@ class ChainSearch:
                     )
                 )
 
-    def answer(self, name: str) -> Solution:
+    def solution(self, name: str) -> Solution:
         # Every op that is not dead runs at least once, so their cost is a bound.
         bound = sum(op.cost for op in self.problem.ops)
         notes = (f"{len(self.chain)} blocks",)
-        solution = answer(
+        solution = best_solution(
             self.problem,
             self.budget,
             self.found,
@@ -139,6 +145,7 @@ def _adds_per_slot(num_blocks: int, rule: Rule) -> float:
 
 def _affordable_blocks(max_blocks: int, rule: Rule, time_limit_s: float) -> int:
     """Fewer blocks where a coarse table would not fit the time."""
+    # A quarter of the time, since the speed is a guess for a slow core.
     adds = 0.25 * time_limit_s * ADDS_PER_S / FEW_SLOTS
     while max_blocks > 8 and _adds_per_slot(max_blocks, rule) > adds:
         max_blocks = max_blocks * 9 // 10
@@ -148,6 +155,7 @@ def _affordable_blocks(max_blocks: int, rule: Rule, time_limit_s: float) -> int:
 def _affordable_slots(num_blocks: int, slots: int, rule: Rule, time_limit_s: float) -> int:
     """Fewer slots where the table would not fit the time or the memory."""
     by_time = 0.25 * time_limit_s * ADDS_PER_S / _adds_per_slot(num_blocks, rule)
+    # The bytes of a table with 0 slots are those of one column of it.
     by_memory = MAX_TABLE_BYTES / _native.chain_table_bytes(num_blocks, 0, rule)
     return max(20, int(min(slots, by_time, by_memory)))
 
@@ -189,7 +197,7 @@ def solve_by_rule(
                 break
             found = [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
     except KeyboardInterrupt:
-        return answer(problem, budget, found, solver=name, stopped_by="interrupt")
+        return best_solution(problem, budget, found, solver=name, stopped_by="interrupt")
     return solution
 
 
@@ -217,6 +225,8 @@ def solve_on_chain(
             program = search.solve(unit, slots, rule)
             if program is not None and program.feasible(slots):
                 search.explore(program)
+        # One table answers for all budgets up to its last slot; the second one reaches to where
+        # everything is saved, and its sequences say how small the chain can get.
         if not search.fitting() and not search.stopped_by:
             # Below what the chain can do, or only by its safe numbers: look over the whole range.
             program = search.solve(max(1, -(-_most(chain) // slots)), slots, rule)
@@ -226,7 +236,7 @@ def solve_on_chain(
             search.prune()
     except KeyboardInterrupt:
         search.stopped_by = "interrupt"
-    return search.answer(name)
+    return search.solution(name)
 
 
 def _cost_levels(program: ChainProgram) -> list[int]:

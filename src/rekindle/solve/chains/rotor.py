@@ -48,6 +48,7 @@ def _reason(problem: Problem) -> str | None:
 class _ByRule:
     """What the three programs share; each is a final class with its rule."""
 
+    # As many as in the paper's experiments; rounding up then costs at most one slot per value.
     slots: int = 500
     max_blocks: int = 400
     prune: bool = True  # False: the paper's sequence as it is
@@ -89,6 +90,7 @@ class Rotor(_ByRule):
 
 @dataclass(frozen=True, slots=True)
 class RotorFloating(_ByRule):
+    # O(n^4 M): fewer sums than for 400 blocks in O(n^3 M).
     max_blocks: int = 80
 
     name: ClassVar[str] = "rotor-floating"
@@ -97,6 +99,7 @@ class RotorFloating(_ByRule):
 
 @dataclass(frozen=True, slots=True)
 class Revolve(_ByRule):
+    # The baseline is to be what it is in the paper.
     prune: bool = False
 
     name: ClassVar[str] = "revolve"
@@ -126,23 +129,26 @@ class Sequential:
         deadline = time.monotonic() + time_limit_s
         rows = find_rows(problem)
         assert not isinstance(rows, str), "accepts was asked first"
+        # Segments ask for no sizes: the simulation finds what each number of them needs.
         chain = unmeasured_chain(problem, rows)
         search = ChainSearch(problem, chain, budget, deadline)
         search.found.append(keep_all(problem).ops)
         try:
             for count in _counts(len(chain), self.max_trials):
+                # Asked before each trial; keep-all is there in any case.
                 if search.left_s() == 0:
                     search.stopped_by = "time limit"
                     break
                 search.try_steps(segment_steps(len(chain), count))
         except KeyboardInterrupt:
             search.stopped_by = "interrupt"
-        return search.answer(self.name)
+        return search.solution(self.name)
 
 
 def _counts(num_blocks: int, max_trials: int) -> list[int]:
     """Every number of segments, or, of a long chain, those in even ratios."""
     if num_blocks <= max_trials:
         return list(range(1, num_blocks + 1))
+    # Even ratios, as one segment more changes little where there are many.
     ratio = num_blocks ** (1 / (max_trials - 1))
     return sorted({round(ratio**k) for k in range(max_trials)})

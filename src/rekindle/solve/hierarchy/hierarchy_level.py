@@ -39,6 +39,7 @@ class Plan:
 
     forward: tuple[tuple[int, int], ...]
     backward: tuple[tuple[int, int, bool], ...]  # (layer, option, whether it is the backward)
+    # Of H-ILP, in the problem's unit; what is lowered costs less where dead runs fall away.
     cost: float
 
 
@@ -98,6 +99,7 @@ def interface(child: Child, level: Level) -> Interface:
     problem = part.problem
     loss = problem.loss_op
     assert loss is not None
+    # Over all options: what only one of them reads is asked for whichever runs, which is safe.
     inside = {i for o in (*child.options, child.bare) for i in o.forward}
     reads = {
         ids[v]

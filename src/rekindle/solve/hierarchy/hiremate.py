@@ -1,26 +1,26 @@
 """`hiremate`: hierarchical rematerialization (Gusak et al., ICML 2025).
 
-1. `partition.base` sees the training step as layers, `partition.hierarchy` (H-Partition) groups
-   them into a tree of small convex groups.
-2. From the bottom up, each distinct group (`partition.repeated`) gets options: ways to run its
-   forward and its backward (`options`). Every option maker that applies runs on every group
-   (Sec. 3.2.1): `keep_everything`, H-TWRemat, rotor and annealing (`makers`, which ignore the
-   partition below) and H-ILP over the group's children and their options (`hilp`), for a grid of
+1. `partition.layer_graph` sees the training step as layers, `partition.hierarchy` (H-Partition)
+   groups them into a tree of small convex groups.
+2. From the bottom up, each distinct group (`partition.parts`) gets options: ways to run its forward
+   and its backward (`options`). Every option maker that applies runs on every group (Sec. 3.2.1):
+   `keep_everything`, H-TWRemat, rotor and annealing (`option_makers`, which ignore the partition
+   below) and H-ILP over the group's children and their options (`level_milp`), for a grid of
    budgets for the peak and for what is saved. At the bottom, where a layer is an op with its
    backward, H-ILP is rk-Checkmate over such pairs; rk-Checkmate over single ops (`ByCheckmate`) is
    no default here: it takes most of the time and its options are rarely chosen. The best few, far
    apart, are kept (`options.select`, N_o). Independent groups are worked on in parallel (`tree`).
 3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
    the simulator decides; `_Top.take` then keeps what there is still room for. As in the paper, the
-   methods that are not hierarchical run on the whole graph beside it (`whole`): TW-Remat, and
+   methods that are not hierarchical run on the whole graph beside it (`whole_graph`): TW-Remat, and
    rk-Rotor where the graph is a chain of blocks. In the end a little annealing from the best
    schedules, and from those slightly above the budget, which it repairs (`_Top.polish`).
 
 The model of memory never counts less than the simulator does, so a plan within the budget is a
 schedule within the budget; being larger, budgets somewhat above the real one are tried as well.
 
-Known limits: those of `hilp` (no forward run is repeated before the loss at one level), and H-ILP's
-optimum is over the options it is given.
+Known limits: those of `level_milp` (no forward run is repeated before the loss at one level), and
+H-ILP's optimum is over the options it is given.
 """
 
 import time
@@ -39,7 +39,7 @@ from rekindle.partition.layer_graph import (
     read_layers,
     reason_without_phases,
 )
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.hierarchy.hierarchy_level import Level, Plan, lower_plan
 from rekindle.solve.hierarchy.level_milp import LevelModel
 from rekindle.solve.hierarchy.option_makers import ByFastSA, ByRotor, ByTWRemat, keep_everything
@@ -57,6 +57,7 @@ class HiRemate:
     partitioner: Partitioner = field(default_factory=HPartition)
     makers: tuple[OptionMaker, ...] = (keep_everything, ByTWRemat(), ByRotor(), ByFastSA())
     ilp_budgets: tuple[tuple[float, float], ...] = ((1.0, 0.6), (1.0, 0.3), (0.7, 0.5), (0.7, 0.2))
+    # More of them make better plans, and programs that take longer.
     max_options: int = 8  # N_o, per layer of a level
     ilp_time_s: float = 3.0  # per program below the top
     rel_gap: float = 0.005
@@ -105,7 +106,7 @@ class HiRemate:
             top.run()
         except KeyboardInterrupt:
             top.stopped_by = "interrupt"
-        return answer(
+        return best_solution(
             problem,
             budget,
             top.found,
@@ -145,13 +146,18 @@ class _Top:
             for ops in method(problem, self.budget, 0.2 * self.left_s(), self.options.makers):
                 self.take(ops)
             self.limited(time.monotonic() >= ends)
+        # The methods for the whole graph have gone first: their schedules are there if time runs
+        # out in the hierarchy.
         layers = read_layers(problem)
         group = self.options.partitioner.partition(layer_graph(problem, layers))
+        # The options below get 70 % of what is left; the program at the top needs the rest.
         ends = self.deadline - 0.3 * self.left_s()
         tree = Tree(self.options.recipe, problem, layers, self.seed, ends)
         children = tree.children(group.children or (group,))
         self.note_sizes(group, tree)
         self.solve_top(top_level(problem, children))
+        # A flat program sees schedules that no hierarchy has, and for few layers it is small
+        # enough.
         if group.depth > 1 and len(layers.layers) <= self.options.max_flat:
             flat = tree.children([Group((j,)) for j in range(len(layers.layers))])
             self.solve_top(top_level(problem, flat))
@@ -175,6 +181,7 @@ class _Top:
 
     def solve_top(self, level: Level) -> None:
         plan: Plan | None = None
+        # Built once: a larger budget changes right-hand sides alone.
         model = LevelModel(level, self.budget)
         for stretch in (1.0, 1.05, 1.12):
             share = min(self.options.top_time_s, 0.4 * self.left_s())
@@ -198,6 +205,7 @@ class _Top:
         """A little annealing, too cold to leave what was found: single runs of the best schedules
         are moved and dropped, and what is slightly above the budget is brought below it."""
         moves = min(self.options.polish_moves, POLISH_MOVES_PER_OP * len(self.problem.ops))
+        # Two that fit and two that need up to a tenth more: to repair those may end cheaper.
         starts = self.best(self.budget, 2) + self.best(int(1.1 * self.budget), 2)
         starts = list(dict.fromkeys(starts))
         if not starts or not moves or self.left_s() == 0:
@@ -231,11 +239,13 @@ class _Top:
     def lower(self, level: Level, plan: Plan) -> list[int]:
         forward, backward = lower_plan(level, plan)
         loss = self.problem.loss_op
+        # At the top the loss is no layer of its own.
         return [*forward, *([] if loss is None else [loss]), *backward]
 
     def take(self, ops: Sequence[int]) -> None:
         """Adds the schedule, cleaned, and what becomes of it where there is room to spare."""
         native = self.problem.native
+        # H-ILP counts a re-run with all of its outputs; runs whose outputs nothing reads go here.
         clean = _native.drop_dead_runs(native, list(ops))
         for keep in (_native.Keep.chain_per_byte_time, _native.Keep.chain_per_byte):
             filled = _native.fill_up(native, clean, self.budget, keep, 6, self.left_s())

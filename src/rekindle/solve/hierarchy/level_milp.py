@@ -34,7 +34,7 @@ outputs; those that nothing reads fall away when the runs are lowered to ops.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rekindle.solve.backends.highs import INF, Floats, Model, Outcome, solve_mip
+from rekindle.solve.backends.mip import INF, Floats, Model, Outcome, solve_mip
 from rekindle.solve.hierarchy.hierarchy_level import (
     Child,
     Interface,
@@ -68,6 +68,7 @@ class LevelModel:
     def __post_init__(self) -> None:
         self._ledger = Ledger(self.level, self.least, self.model)
         self._layers = [interface(child, self.level) for child in self.level.children]
+        # Near 1, as HiGHS's tolerances are absolute.
         costs = [o.cost for child in self.level.children for o in child.options]
         self._scale = max(1.0, sum(costs) / max(1, len(costs)))
         self._find_allowed()
@@ -86,6 +87,8 @@ class LevelModel:
     def _find_allowed(self) -> None:
         """In the phase of B_j: the forwards on which some backward from there on depends."""
         maker = {v: j for j, layer in enumerate(self._layers) for v in layer.makes}
+        # From the first layer on: in the phase of B_j only backwards of layers up to j are still to
+        # come, and what they depend on grows with j.
         useful: set[int] = set()
         per_layer: list[set[int]] = []
         for j, layer in enumerate(self._layers):
@@ -100,6 +103,7 @@ class LevelModel:
                 useful.add(k)
                 stack.extend(maker[v] for v in self._layers[k].reads if v in maker)
             per_layer.append(set(useful))
+        # Phase 0 runs all forwards, in order; phase p belongs to B of layer num_layers - p.
         whole = set(range(self.num_layers))
         self._allowed = [whole, *(per_layer[j] for j in reversed(range(self.num_layers)))]
 
@@ -124,6 +128,7 @@ class LevelModel:
     def _add_forward_runs(self, phase: int, k: int) -> None:
         child = self.level.children[k]
         run: Row = {}
+        # After its backward a layer has nothing to save.
         if phase <= self.phase_of(k):
             for o, option in enumerate(child.options):
                 if option.saved:
@@ -135,11 +140,13 @@ class LevelModel:
         column = self.model.add_column(cost, integer=True)
         self._y[phase, k] = column
         run[column] = 1.0
+        # In phase 0 exactly one way; later at most one.
         if len(run) > 1 or phase == 0:
             self._ledger.row(1.0 if phase == 0 else -INF, run, 1.0)
 
     def _add_backward_choice(self, k: int) -> None:
         options = self.level.children[k].options
+        # Z is tied to X where the option saves something; options that save nothing need no tie.
         choice: Row = {}
         for o, option in enumerate(options):
             column = self.model.add_column(option.backward_cost / self._scale, integer=True)
@@ -157,6 +164,7 @@ class LevelModel:
         """CR: whether F_k runs in the phase."""
         if phase == 0:
             return {ONE: 1.0}
+        # CR = sum of X + Y, at most 1 by the row of `_add_forward_runs`.
         row = {self._y[phase, k]: 1.0}
         for o in range(len(self.level.children[k].options)):
             if (phase, k, o) in self._x:
@@ -166,6 +174,7 @@ class LevelModel:
     # -- rows, step by step
 
     def _walk(self) -> None:
+        # First pass: the last event of each value, so that the second one knows where its K ends.
         steps: list[tuple[int, int, bool]] = [(0, k, False) for k in range(self.num_layers)]
         steps.append((0, -1, False))
         for phase in range(1, self.num_layers + 1):
@@ -207,6 +216,7 @@ class LevelModel:
         fresh = {v: ledger.make(v, run, len(layer.makes) == 1) for v in layer.makes}
         for v in layer.reads:
             ledger.read(v, run)
+        # The part of the row that is the same for all options and sub-steps of this run.
         others = ledger.others((*layer.reads, *layer.makes))
         for o in (-1, *range(len(child.options))):
             column = self._y.get((phase, k)) if o < 0 else self._x.get((phase, k, o))
@@ -229,6 +239,8 @@ class LevelModel:
     def _sub_steps(self, steps: Sequence[SubStep], child: Child) -> list[SubStep]:
         """In global value ids; merged into one where corrections are off."""
         ids = child.part.values
+        # Below the top a level is solved for several budgets, and the merged rows make programs
+        # that are much smaller; what they count too much is found when the option is measured.
         if not self.corrections:
             made = {ids[v] for step in steps for v in step.made}
             inside = max((step.inside for step in steps), default=0)
@@ -255,6 +267,7 @@ class LevelModel:
             add_to(row, before[v], ledger.size(v))
         add_to(row, {ONE: float(made + level.loss_workspace)})
         ledger.budget(row)
+        # From here on the caller has it: no constraint has to keep it, and no drop is possible.
         for v in level.held:
             ledger.kept[v] = {ONE: 1.0}
         row = dict(others)
@@ -281,6 +294,7 @@ class LevelModel:
                 if v in layer.backward_reads[o]
             }
             ledger.read(v, {ONE: 1.0} if len(row) == len(child.options) else row)
+        # From here on what was saved is counted inside the option's own sub-steps.
         ledger.phantoms.pop(k, None)
         others = ledger.others(reads)
         for o, option in enumerate(child.options):
@@ -292,6 +306,8 @@ class LevelModel:
                 for v in reads:
                     in_use = v in layer.backward_reads[o] and v not in step.gone
                     add_to(row, before[v] if in_use else ledger.kept[v], ledger.size(v))
+                # Gradients have no K: each backward runs once, so it is known when they come and
+                # go.
                 gone = sum(ledger.alive.get(v, 0) for v in step.gone if grads.get(v, k) >= k)
                 made = sum(ledger.size(v) for v in step.made)
                 add_to(row, {ONE: float(made - gone)})
@@ -323,6 +339,7 @@ class LevelModel:
             threads=threads,
             backend="highs",
         )
+        # Noted for callers that say whether more time would have helped.
         self.stopped = answer.outcome is Outcome.STOPPED
         if answer.interrupted:
             raise KeyboardInterrupt
@@ -356,6 +373,7 @@ class LevelModel:
 
     def _columns_of(self, plan: Plan) -> dict[int, float]:
         """The plan as values of the binary columns; the solver completes the rest."""
+        # All binaries are named, so HiGHS is left with an LP for the K.
         values = dict.fromkeys((*self._x.values(), *self._y.values(), *self._z.values()), 0.0)
         for k, o in plan.forward:
             values[self._y[0, k] if o < 0 else self._x[0, k, o]] = 1.0

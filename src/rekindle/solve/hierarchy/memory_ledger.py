@@ -1,4 +1,4 @@
-"""H-ILP's account of memory (`hilp`): what is kept between events, and the rows that bound it.
+"""H-ILP's account of memory (`level_milp`): what is kept between events, and its rows.
 
 A K in [0, 1] for each value from one event (a run that makes or reads it) to the next, as a row: a
 column, a sum of columns, or the constant. `read` and `make` add the constraints of an event and
@@ -9,7 +9,7 @@ bytes, whose right-hand side `set_budgets` sets for each solve.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.solve.backends.highs import INF, Model
+from rekindle.solve.backends.mip import INF, Model
 from rekindle.solve.hierarchy.hierarchy_level import Level
 
 ONE = -1  # the column of the constant
@@ -36,6 +36,7 @@ class Ledger:
         """The K from here to the next event: a new column, or nothing after the last one."""
         if v in self.level.final or not self.level.size[v]:
             return {ONE: 1.0}
+        # Nothing touches it after this step, so it dies here and needs no column.
         if self.last_event[v] == self.now:
             return {}
         return {self.model.add_column(): 1.0}

@@ -51,10 +51,14 @@ class ByTWRemat:
             left = deadline - time.monotonic()
             if left <= 0 or interrupted():
                 break
+            # While the loss runs, peak - save bytes are taken, so what is kept across it is within
+            # `save`; at any other step the limit is `peak`.
             tight = with_loss_workspace(problem, peak - save)
             _, walk = _native.evict(tight.native, order, peak, 40 * len(order), left)
             tried = (walk, *self._filled(tight, peak, found.sequences, left))
             fitting = [ops for ops in tried if fits(tight, ops, peak)]
+            # One schedule of each point of the grid: the level above wants options that differ in
+            # what they keep, and those of one point hardly do.
             best = min(fitting, key=lambda ops: sum(costs[i] for i in ops), default=None)
             if best is not None and (both := split(part, best)) is not None:
                 halves[both] = None
@@ -87,6 +91,7 @@ class ByFastSA:
         num_ops = len(problem.ops)
         if not self.min_ops <= num_ops <= self.max_ops or too_large(problem) is not None:
             return []
+        # One seed: the makers of the other parts run on the other cores.
         solver = FastSA(num_moves=self.moves_per_op * num_ops, num_seeds=1)
         return by_budget(part, solver, self.num_peaks, self.num_saves, time_limit_s)
 
@@ -102,6 +107,8 @@ class ByRotor:
     slots: int = 120
 
     def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
+        # A part has phases of its own around its loss op, so it can be a chain where the whole is
+        # none.
         rows = find_rows(part.problem)
         if isinstance(rows, str) or len(rows) < self.min_blocks:
             return []
@@ -121,7 +128,9 @@ def by_budget(
         if left <= 0 or interrupted():
             break
         tight = with_loss_workspace(part.problem, peak - save)
+        # What a point leaves over goes to those after it.
         share = left / (len(grid) - k)
+        # Not through `run_solver`: whatever comes back, `measure` finds out what it needs.
         schedule = solver.solve(tight, peak, time_limit_s=share, seed=0).schedule
         if schedule is not None and (both := split(part, schedule.ops)) is not None:
             halves[both] = None
@@ -130,6 +139,7 @@ def by_budget(
 
 def fits(problem: Problem, ops: Sequence[int], budget: int) -> bool:
     """Whether the runs are a valid schedule within the budget."""
+    # Not `simulate`, which raises: a greedy walk that gave up has no valid schedule.
     trace = _native.simulate(problem.native, list(ops))
     return trace.fault == _native.Fault.none and trace.peak <= budget
 
@@ -148,8 +158,10 @@ def budget_grid(part: Part, num_peaks: int, num_saves: int) -> list[tuple[int, i
     problem = part.problem
     highest = simulate(problem, keep_all(problem)).peak
     lowest = _walk_floor(problem, highest)
+    # The part's outputs leave it, so they are there across the loss whatever the option.
     least = sum(problem.values[v].size for v in part.forward_out)
     kept = kept_by_all(part)
+    # A dictionary for its order: points that coincide in small parts are solved once.
     grid: dict[tuple[int, int], None] = {}
     for a in range(num_peaks):
         peak = highest - (highest - lowest) * a // max(1, num_peaks - 1)
@@ -164,6 +176,7 @@ def _walk_floor(problem: Problem, high: int) -> int:
     """About the smallest peak that the greedy walk reaches."""
     order = list(range(len(problem.ops)))
     low = min(trivial_floor(problem), high)
+    # To a 128th: the grid is coarser than that.
     while high - low > max(1, high >> 7):
         middle = (low + high) // 2
         walk_fits, _ = _native.evict(problem.native, order, middle, 40 * len(order), 1.0)

@@ -58,7 +58,9 @@ def split(part: Part, schedule: Sequence[int]) -> tuple[tuple[int, ...], tuple[i
     ops = part.problem.ops
     loss = part.problem.loss_op
     assert loss is not None
+    # The loss stands once, so it divides the schedule in two.
     at = list(schedule).index(loss)
+    # A backward op may be listed behind the loss and run before it if it reads no gradient.
     if any(i > loss for i in schedule[:at]):
         return None
     if any(i < loss and ops[i].once for i in schedule[at:]):
@@ -77,10 +79,12 @@ def measure(part: Part, forward: Sequence[int], backward: Sequence[int]) -> Opti
     first_reads = _first_reads(problem, backward)
     out = frozenset(part.forward_out)
     made_forward = {v for i in forward for v in problem.ops[i].outputs}
+    # The phantom (B.1.1): made by the forward, read by the backward, nobody else's business.
     phantom = {v for v in first_reads if v in made_forward and v not in out}
     own_gradients = frozenset(
         v for i in range(loss + 1, len(problem.ops)) for v in problem.ops[i].outputs
     )
+    # Gradients for others leave the part: the level above knows how long they live.
     leaving = own_gradients & frozenset(problem.outputs)
     arriving = frozenset(problem.ops[loss].outputs)
     resident = frozenset(problem.resident)
@@ -109,6 +113,7 @@ def bare(part: Part) -> Option:
     problem = part.problem
     loss = problem.loss_op
     assert loss is not None
+    # Backwards, since an op is wanted for what stands behind it.
     needed = set(part.forward_out)
     runs: list[int] = []
     for i in reversed(range(loss)):
@@ -149,6 +154,8 @@ def _steps(
     borrowed: dict[int, list[int]] = {}
     for i, v, _ in part.borrowed:
         borrowed.setdefault(i, []).append(v)
+    # One pass back over the runs finds the last use of every copy: a value that is made twice has
+    # two copies with a use each.
     last_read: dict[int, int] = {}  # of the copy that is current while going backwards
     ends: list[dict[int, int]] = [{} for _ in ops]  # per step: the last read of what it makes
     final = dict.fromkeys(keep, len(ops))
@@ -167,6 +174,8 @@ def _steps(
     ending: dict[int, list[int]] = {}
     for v, last in reading.items():
         ending.setdefault(last, []).append(v)
+    # Sub-steps with the same interface values gone and made differ in bytes alone: the worst of
+    # them is enough.
     steps: dict[tuple[frozenset[int], frozenset[int]], int] = {}
     for t, i in enumerate(ops):
         op = problem.ops[i]
@@ -198,6 +207,7 @@ def _steps(
 def _worst(steps: Iterable[SubStep]) -> tuple[SubStep, ...]:
     """Without those that another one is always at least as large as."""
     kept: list[SubStep] = []
+    # By falling bytes, so that what could cover a sub-step has been seen before it.
     for step in sorted(steps, key=lambda s: (-s.inside, len(s.gone) - len(s.made))):
         if not any(
             k.inside >= step.inside and k.gone <= step.gone and k.made >= step.made for k in kept
@@ -213,11 +223,13 @@ def select(options: Iterable[Option], count: int) -> list[Option]:
     front = pareto(options)
     if len(front) <= count:
         return front
+    # By what is saved: neighbours in this order are what a gap lies between.
     front.sort(key=lambda o: (o.saved, o.cost))
     peak = min(front, key=lambda o: (max(o.forward_peak, o.backward_peak), o.cost))
     cheapest = min(front, key=lambda o: (o.cost, o.saved))
     chosen = [front.index(cheapest)]
     chosen += [k for k in (front.index(peak), *_hull(front)) if k not in chosen]
+    # The cheapest first, so that it stays whatever the count.
     chosen = list(dict.fromkeys(chosen))[:count]
     while len(chosen) < count:
         chosen.append(_fill_gap(front, sorted(chosen)))
@@ -262,6 +274,7 @@ def _fill_gap(front: list[Option], taken: list[int]) -> int:
 def pareto(options: Iterable[Option]) -> list[Option]:
     """Those that no other one beats in cost, bytes saved, reads and peaks together."""
     kept: list[Option] = []
+    # Cheapest first: what beats another stands before it, but for ties.
     for option in sorted(options, key=lambda o: (o.cost, o.saved, o.backward_peak)):
         if not any(_beats(other, option) for other in kept):
             kept.append(option)

@@ -1,14 +1,14 @@
 """`rockmate`: Checkmate inside blocks, Rotor over the chain of blocks (Zhao et al., ICML 2023).
 
 1. The forward graph is cut at its 1-separators (`partition.separators`).
-2. Each distinct block (`partition.repeated`) gets options from rk-Checkmate over a grid of budgets
+2. Each distinct block (`partition.parts`) gets options from rk-Checkmate over a grid of budgets
    (M_peak, M_save): 20 x 20, M_peak evenly from the least that is needed to what keep-all needs,
    M_save evenly from the block's outputs to M_peak (Sec. 3.3). `ByCheckmate` leaves out the points
    whose answer follows from another one's: a schedule found for (p, s) that needs only (p', s') is
    the best for everything in between, and below an infeasible point all is infeasible.
 3. rk-Rotor (App. C, with Opt(s + 1, ...) in Eq. 1) over the blocks with all their options, in C++
-   (`rotor.solve_on_chain`): its sequence is lowered to op ids, dead and needless runs are dropped,
-   and the simulator decides.
+   (`chain_search.solve_on_chain`): its sequence is lowered to op ids, dead and needless runs are
+   dropped, and the simulator decides.
 
 Known limits: a graph that is no chain is refused; a block too large for Checkmate in its share of
 the time has the options of the greedy walk and of TW-Remat only; within a repeated forward nothing
@@ -26,7 +26,7 @@ from rekindle.partition.chain import Chain, Measure
 from rekindle.partition.chain import Option as ChainOption
 from rekindle.partition.parts import Form, Part, cut_ops
 from rekindle.partition.separators import Rows, find_rows
-from rekindle.solve.base import answer
+from rekindle.solve.base import best_solution
 from rekindle.solve.chains.chain_dp import Rule
 from rekindle.solve.chains.chain_search import solve_on_chain
 from rekindle.solve.hierarchy.option_makers import ByTWRemat, budget_grid
@@ -39,6 +39,7 @@ from rekindle.solve.staged.checkmate import cheapest_staged
 class ByCheckmate:
     """rk-Checkmate on the part over a grid of budgets."""
 
+    # As in the paper (Sec. 3.3); many of the 400 points are covered by others (`_Known`).
     num_peaks: int = 20
     num_saves: int = 20
     max_ops: int = 80  # a larger part is left to other makers
@@ -46,6 +47,7 @@ class ByCheckmate:
 
     def __call__(self, part: Part, time_limit_s: float) -> list[Option]:
         problem = part.problem
+        # The program has (ops)^2 runs: beyond this most points would end at their time limit.
         if len(problem.ops) > self.max_ops:
             return []
         deadline = time.monotonic() + time_limit_s
@@ -65,6 +67,7 @@ class ByCheckmate:
             )
             if result.stopped_by == "interrupt":
                 raise KeyboardInterrupt
+            # A proof over the staged space, which is that of the paper.
             if result.infeasible:
                 known.infeasible.append((peak, save))
             if result.schedule is None:
@@ -72,6 +75,8 @@ class ByCheckmate:
             halves = split(part, result.schedule.ops)
             if halves is not None:
                 options.append(measure(part, *halves))
+                # Only an optimum answers for other budgets: of what a time limit ended nothing
+                # follows.
                 if result.optimal:
                     known.solved.append((peak, save, *_needs(problem, result.schedule)))
         return options
@@ -82,6 +87,7 @@ def _needs(problem: Problem, schedule: Schedule) -> tuple[int, int]:
     trace = simulate(problem, schedule)
     loss = problem.loss_op
     assert loss is not None
+    # With the workspace and the outputs of the part's loss, which are 0.
     at = schedule.ops.index(loss)
     return trace.peak, trace.memory[at]
 
@@ -94,6 +100,7 @@ class _Known:
     infeasible: list[tuple[int, int]] = field(default_factory=list)
 
     def covers(self, peak: int, save: int) -> bool:
+        # Less of both cannot become feasible.
         if any(peak <= p and save <= s for p, s in self.infeasible):
             return True
         return any(
@@ -131,6 +138,7 @@ class Rockmate:
         if warm_start is not None:
             found.append(warm_start.ops)
         try:
+            # Beyond `max_blocks` neighbours are joined: larger blocks, fewer sums.
             rows = find_rows(problem, self.max_blocks)
             assert not isinstance(rows, str), "accepts was asked first"
             blocks = Blocks(problem, rows)
@@ -150,11 +158,13 @@ class Rockmate:
                 if solution.status is Status.OPTIMAL or solution.stopped_by == "interrupt":
                     break
                 found += [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
+                # Options take the largest part of the time, and the chain program after them the
+                # rest.
                 if ends < deadline:
                     ready = deadline - 0.3 * time_limit_s
                     blocks.make_options(self.makers, ready, self.threads or num_cores())
         except KeyboardInterrupt:
-            return answer(problem, budget, found, solver=self.name, stopped_by="interrupt")
+            return best_solution(problem, budget, found, solver=self.name, stopped_by="interrupt")
         return solution
 
 
@@ -178,11 +188,15 @@ class Blocks:
         self, makers: Sequence[OptionMaker], deadline: float, num_workers: int = 1
     ) -> None:
         """Options for each distinct block, in parallel, each with its share of the time left."""
+        # Blocks that are alike (the layers of a transformer) share their options: this is what
+        # makes Checkmate inside blocks affordable.
         forms = {part.form: part for part in self.parts}
         waiting = len(forms)
 
         def make(part: Part) -> list[Option]:
             nonlocal waiting
+            # `waiting` changes in several threads, without a lock: a share that is a little off
+            # does no harm.
             rounds = -(-waiting // num_workers)
             waiting -= 1
             found: list[Option] = []
@@ -203,6 +217,8 @@ class Blocks:
             for option in self.options.get(part.form, ()):
                 forward = [part.ops[i] for i in option.forward]
                 backward = [part.ops[i] for i in option.backward]
+                # The last block has the loss in its middle, not between its forward and its
+                # backward.
                 if k == last:
                     made = measure_block.last_option(forward, (*loss, *backward))
                 else:

@@ -57,6 +57,7 @@ class Tree:
     def children(self, groups: Sequence[Group]) -> tuple[Child, ...]:
         """The groups as layers of a level. What has no options yet gets them, the lowest parts
         first; those of one height are independent."""
+        # By form, not by group: equal parts are made once, wherever they stand.
         missing: dict[Form, Group] = {}
         stack = list(reversed(groups))
         while stack:
@@ -67,6 +68,8 @@ class Tree:
                 continue
             missing[form] = group
             stack.extend(reversed(group.children))
+        # A part needs the options of its children, which are less high: so one wave for each
+        # height.
         for height in sorted({group.depth for group in missing.values()}):
             wave = {form: group for form, group in missing.items() if group.depth == height}
             jobs = [partial(self._make, group) for group in wave.values()]
@@ -86,10 +89,12 @@ class Tree:
     def _make(self, group: Group) -> list[Option]:
         part = self._part(group)
         if not group.children:
+            # A single op with its backward: there is nothing to choose but to run both.
             return keep_everything(part, 0.0)
         children = tuple(self._child(c) for c in group.children)
         options: list[Option] = []
         for maker in self.options.makers:
+            # A fifth of what is left for each, so that a slow maker leaves the others something.
             options += maker(part, 0.2 * self.left_s())
         options += self.by_hilp(part, children)
         return select(options or keep_everything(part, 0.0), self.options.max_options)
@@ -110,8 +115,11 @@ class Tree:
         budgets = [(int(highest * p), int(kept * q)) for p, q in self.options.ilp_budgets]
         if not budgets or self.left_s() == 0:
             return []
+        # One model for all budgets. Corrections are left out: the option is measured afterwards,
+        # and the larger model would take longer than it is worth here.
         model = LevelModel(level, min(peak for peak, _ in budgets), corrections=False)
         plans: list[tuple[int, int, Plan]] = []
+        # From small to large, so that the plan for a smaller budget is a start for a larger one.
         for peak, save in sorted(budgets):
             limit = min(self.options.ilp_time_s, 0.2 * self.left_s())
             if limit <= 0:
@@ -161,6 +169,7 @@ def top_level(problem: Problem, children: tuple[Child, ...]) -> Level:
     op = problem.ops[loss] if loss is not None else None
     if op is not None:
         made.update(op.outputs)
+    # What is resident is always there: for a level it does not exist.
     resident = set(problem.resident)
     return Level(
         children=children,

@@ -30,6 +30,7 @@ def whole_by_twremat(
     order = list(range(len(problem.ops)))
     found: list[Sequence[int]] = []
     rooms: list[Problem] = []
+    # Workspace of the loss op stands for room that is not to be used across it.
     num_rooms = 8
     for k in range(num_rooms):
         tight = problem
@@ -63,6 +64,7 @@ def _cheapest(
     for ops in found:
         trace = simulate(problem, Schedule(tuple(ops)))
         ranked.append((trace.peak > budget, trace.cost, trace.peak, len(ranked), ops))
+    # The count in each entry makes the order total, so that schedules are not compared.
     fitting = [entry[-1] for entry in sorted(e for e in ranked if not e[0])[:count]]
     smallest = min(ranked, key=lambda e: e[2], default=None)
     return [*fitting, *([smallest[-1]] if smallest is not None else [])]
@@ -74,11 +76,13 @@ def whole_by_rotor(
     """rk-Rotor over the chain of 1-separators, where there is one: blocks that save all, then
     with the makers' options as well."""
     deadline = time.monotonic() + time_limit_s
+    # As many blocks as `Rockmate.max_blocks`.
     rows = find_rows(problem, 400)
     if isinstance(rows, str):
         return []
     blocks = Blocks(problem, rows)
     found: list[Sequence[int]] = []
+    # First with blocks that save all, which takes little time and gives something to return.
     for round_ends in (deadline - 0.6 * time_limit_s, deadline):
         solution = solve_on_chain(
             problem,

@@ -1,6 +1,6 @@
 """`checkmate`: the cheapest staged schedule, by mixed-integer programming (Jain et al. 2020).
 
-The formulation is in `staged_model` (rk-Checkmate, App. B of Rockmate), the space in `stages`:
+The formulation is in `staged_milp` (rk-Checkmate, App. B of Rockmate), the space in `staged_space`:
 schedules that keep the listed order. "Optimal" and the bound are proven over that space; a schedule
 that reorders may be cheaper. `cheapest_staged` is the method for any (sub-)problem with a budget
 for the peak (M_peak) and, optionally, for what is saved across the loss (M_save).
@@ -29,8 +29,8 @@ from typing import ClassVar
 import numpy as np
 
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
-from rekindle.solve.backends.highs import Backend, MIPAnswer, Outcome, solve_mip
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.backends.mip import Backend, MIPResult, Outcome, solve_mip
+from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.staged_milp import StagedModel
@@ -46,6 +46,7 @@ from rekindle.solve.staged.staged_space import (
 SPACE = "schedules that keep the listed order, in stages"
 _TOLERANCE = 1e-6  # of the scaled objective: what HiGHS takes for zero
 _MARGIN = 4e-6  # of the budget: above what HiGHS lets a row be violated by
+# 0.5 first, since what comes early is offered first; the ends find the leanest and the dearest.
 _THRESHOLDS = (0.5, 0.9, 0.7, 0.3, 0.1, 0.99, 0.01)
 
 
@@ -127,7 +128,7 @@ def staged_solution(
         candidates.append(result.schedule.ops)
     if warm_start is not None:
         candidates.append(warm_start.ops)
-    solution = answer(
+    solution = best_solution(
         problem,
         budget,
         candidates,
@@ -199,6 +200,7 @@ class _Search:
     def run(self, warm_start: Schedule | None) -> StagedResult:
         if self.budget < trivial_floor(self.problem):
             return StagedResult(None, self.total, False, True, "proof")
+        # Within the space by itself: each stage runs its own op alone.
         self.offer(keep_all(self.problem))
         if warm_start is not None and (inside := staged_like(self.problem, warm_start)):
             self.offer(inside)
@@ -215,6 +217,8 @@ class _Search:
 
     def _deepen(self) -> bool:
         """Raises the cap until the best schedule is proven; True if there is none."""
+        # A thousandth of the cost of all ops: good schedules cost little more than that, and under
+        # a small cap few runs are left to consider.
         cap = max(1, self.total // 1024)
         while self.least_extra < self.best_extra:
             cap = min(cap, self.best_extra - 1)
@@ -226,8 +230,11 @@ class _Search:
             if stages.complete:
                 self.least_extra = self.best_extra
                 return self.best is None
+            # Nothing within the cap was found by a search that misses nothing, and costs are whole.
             self.least_extra = max(self.least_extra, min(cap + 1, self.best_extra))
             self.tell()
+            # By half and not by doubling: the number of runs grows with the cap, and a model a
+            # little too large may take longer than two smaller ones.
             cap += cap // 2 + 1
         return False
 
@@ -238,6 +245,8 @@ class _Search:
         if relaxed.interrupted:
             self.stopped_by = "interrupt"
             return False
+        # The cap is a limit on runs here, so this says that no schedule is within the cap, and
+        # nothing about larger ones.
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True
         if relaxed.outcome is not Outcome.OPTIMAL:
@@ -249,6 +258,7 @@ class _Search:
         for schedule in round_kept(staged, relaxed.x):
             self.offer(schedule)
             self.time_left.check()
+        # The relaxation is a lower bound for every schedule of these stages.
         if relaxed.objective > self._limit(stages, staged.scale):
             return True
         worthwhile = self._worthwhile(staged, relaxed.objective, relaxed.reduced_costs)
@@ -265,6 +275,8 @@ class _Search:
     def _worthwhile(self, staged: StagedModel, objective: float, reduced: Floats) -> Bools:
         limit = self._limit(staged.stages, staged.scale)
         columns = staged.run_column
+        # Reduced-cost fixing: a run whose column is 0 in the relaxation and would raise it by its
+        # reduced cost. Above the limit no schedule worth finding has the run.
         found: Bools = (columns >= 0) & (objective + reduced[columns] <= limit + _TOLERANCE)
         return found
 
@@ -281,7 +293,8 @@ class _Search:
             time_limit_s=self.time_left(),
             seed=self.seed,
             threads=self.threads,
-            on_news=hear,
+            on_progress=hear,
+            # Nothing worth finding is left. An incumbent alone says nothing about that.
             enough=lambda objective, bound: bound > limit,
             backend=self.backend,
         )
@@ -292,13 +305,14 @@ class _Search:
             self.stopped_by = "failure of the MIP solver"
             return False
         if result.x is not None:
+            # HiGHS satisfies a row to about 1e-6 of the budget, which may be some bytes too many.
             schedule = staged.schedule(result.x)
             if not self._fits(schedule):
                 return self._with_margin(staged, result, margin)
             self.offer(schedule)
         return result.outcome is not Outcome.STOPPED or result.bound > limit
 
-    def _with_margin(self, staged: StagedModel, result: MIPAnswer, margin: float) -> bool:
+    def _with_margin(self, staged: StagedModel, result: MIPResult, margin: float) -> bool:
         """The MIP's tolerance let a schedule slightly above the budget through: solve again with
         a little less. What the first solve proved still holds, if that is enough."""
         ended = not margin and self._mip(StagedModel(staged.stages, self.time_left), _MARGIN)
@@ -356,5 +370,6 @@ def saved_at_loss(problem: Problem, schedule: Schedule) -> int:
     if loss is None:
         return 0
     op = problem.ops[loss]
+    # Gradients that the loss makes belong to the backward, not to what is saved for it.
     made = sum(problem.values[v].size for v in op.outputs)
     return simulate(problem, schedule).memory[schedule.ops.index(loss)] - made - op.workspace

@@ -1,6 +1,6 @@
 """`checkmate-lp`: the relaxation of `checkmate`, rounded (Jain et al. 2020; FastSA A.1 and D.2).
 
-1. The linear relaxation of the model in `staged_model` under a part of the budget (0.9), since
+1. The linear relaxation of the model in `staged_milp` under a part of the budget (0.9), since
    rounding adds memory; a larger part where that is infeasible.                        `_relaxed`
 2. Two-phase rounding: what is kept at a stage's begin by more than a threshold is kept, and the
    runs follow from that. The threshold 0.5 and 100 random ones; the cheapest result within the
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rekindle.core import Problem, Schedule, Solution, keep_all, simulate
-from rekindle.solve.backends.highs import LPAnswer, Outcome
-from rekindle.solve.base import answer, trivial_floor
+from rekindle.solve.backends.mip import LPResult, Outcome
+from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.checkmate import round_kept, without_schedule
@@ -52,6 +52,7 @@ class CheckmateLP:
     ) -> Solution:
         time_left = TimeLeft(time_limit_s)
         rng = random.Random(seed)
+        # The paper's threshold first; random ones by the seed, as the LP itself has no seed.
         thresholds = (0.5, *(rng.random() for _ in range(self.num_thresholds)))
         found = [keep_all(problem)]
         if warm_start is not None:
@@ -82,7 +83,7 @@ class CheckmateLP:
             stopped_by = "time limit"
         # Every op runs at least once.
         bound = sum(op.cost for op in problem.ops)
-        solution = answer(
+        solution = best_solution(
             problem,
             budget,
             [schedule.ops for schedule in found],
@@ -94,15 +95,18 @@ class CheckmateLP:
 
     def _relaxed(
         self, problem: Problem, budget: int, time_left: TimeLeft
-    ) -> Iterator[tuple[StagedModel, LPAnswer]]:
+    ) -> Iterator[tuple[StagedModel, LPResult]]:
         """Relaxations in the order in which they are worth rounding."""
         total = sum(op.cost for op in problem.ops)
         floor = trivial_floor(problem)
         if budget < floor or simulate(problem, keep_all(problem)).peak <= budget:
             return
+        # Rounding up adds memory, so the relaxation has to leave some; a part that is infeasible
+        # for the relaxation is so for every schedule.
         for part in self.budget_parts:
             cap = max(1, total // 1024)
             while time_left() > 0:
+                # Below the floor no stage could hold its own op.
                 stages = Stages.of(problem, max(floor, int(part * budget)), cap=cap)
                 staged = StagedModel(stages, time_left)
                 relaxed = staged.relax()

@@ -5,22 +5,23 @@ Each op may run up to C times (2 by default); each run gives each of its outputs
 
 - a[c]: run c takes place; the first one always does (7).                `RetentionModel._add_runs`
 - s[c]: its step. With the order kept (Sec. 2.3) the steps are those of the staged space
-  (`stages`): the first run of op t ends stage t, and a later run of op i stands at place i of some
-  stage. Without it, any step up to the number of runs, all different (6).
+  (`staged_space`): the first run of op t ends stage t, and a later run of op i stands at place i of
+  some stage. Without it, any step up to the number of runs, all different (6).
 - e[v, c] <= s[c + 1] (3): the next copy takes over.                               `_add_copies`
 - Every run finds its inputs (5): for each input some copy with s_u + 1 <= s_v <= e_u - 1.
   As the paper's reservoir (10) on half-open intervals, or, by default, with one literal per copy
   that may be read, which propagates better.                      `_read_a_copy`, `_add_reservoir`
   Where the op may overwrite the input, s_v <= e_u is enough: the simulator's saving.
 - An output's last copy, and the copy of a held value that the loss reads, live to the end.
+                                                                                  `_add_lasting`
 - Memory (4): the intervals' sizes and the workspace of the runs are cumulative.   `_add_memory`
-- Objective (1): the cost of the runs.
+- Objective (1): the cost of the runs.                                            `minimize_cost`
 
-Phase 1 (Sec. 2.4) minimizes max(peak, budget) from keep-all; phase 2 minimizes the cost from there.
-CP-SAT often finds a first schedule sooner by itself, so phase 1 gets a part of the time only.
-With the order kept, a schedule that is known bounds the extra cost, and that bounds which runs can
-be part of a cheaper one: phase 2 starts again with fewer runs when that halves the model
-(`stages`).
+Phase 1 (Sec. 2.4; `minimize_peak`) minimizes max(peak, budget) from keep-all; phase 2 minimizes the
+cost from there. CP-SAT often finds a first schedule sooner by itself, so phase 1 gets a part of the
+time only. With the order kept, a schedule that is known bounds the extra cost, and that bounds
+which runs can be part of a cheaper one: phase 2 starts again with fewer runs when that halves the
+model (`staged_space`).
 
 One worker is repeatable and the fastest up to about a hundred ops; beyond, the portfolio finds
 schedules where one worker finds none. CP-SAT runs in a process of its own (`cpsat`).
@@ -105,6 +106,8 @@ class _Search:
             inside = warm_start
             if self.options.keep_order:
                 inside = staged_like(self.problem, warm_start) or keep_all(self.problem)
+            # A warm start outside the space is no incumbent of the model: its cost would cut off
+            # what the model can find, and "nothing better" would be taken for a proof.
             if max(simulate(self.problem, inside).runs) <= self.options.max_runs:
                 self.offer(inside)
         infeasible = False
@@ -121,6 +124,7 @@ class _Search:
 
     def _phase_1(self) -> bool:
         """Finds a schedule within the budget; True if it is proven that there is none."""
+        # No cap yet: without a schedule nothing bounds what the runs may cost.
         job = self._job(1, UNCAPPED, keep_all(self.problem))
         time_limit_s = self.options.phase_1_share * self.time_left()
         outcome = self._solve(job, time_limit_s, lambda: self.best is not None)
@@ -133,6 +137,9 @@ class _Search:
         start = self.best
         if self._workers() > 1 and 20 * self.best_extra > self.total:
             start = None  # from a dear one the portfolio's neighbourhoods take long to come down
+        # Only what is cheaper than the best so far is looked for, so the runs that may be part of
+        # it become fewer with every improvement; from half of them on it pays to build the model
+        # again.
         size = self._size(self.best_extra)
         outcome = self._solve(
             self._job(2, self.best_extra, start),
@@ -140,6 +147,7 @@ class _Search:
             lambda: 2 * self._size(self.best_extra) < size,
         )
         self.least_extra = max(self.least_extra, min(outcome.bound, self.best_extra))
+        # Proven over what the model has: all runs within the cap that the best schedule gives.
         if outcome.proven:
             self.least_extra = self.best_extra
             return self.best is None
@@ -148,6 +156,7 @@ class _Search:
         return False
 
     def _workers(self) -> int:
+        # One worker searches in a fixed order, so that equal seeds give equal schedules.
         return self.options.workers or (1 if len(self.problem.ops) <= _SMALL else 8)
 
     def _size(self, cap: int) -> int:
@@ -161,6 +170,7 @@ class _Search:
         return Job(
             problem=self.problem,
             budget=self.budget,
+            # The cap leaves out runs of stages; without stages there are none to leave out.
             cap=cap if options.keep_order else UNCAPPED,
             phase=phase,
             hint=start.ops if start is not None else None,

@@ -43,7 +43,9 @@ class RetentionModel:
 
         self.cp = cp_model.CpModel()
         problem = self.stages.problem
+        # Without stages a step is a place in one sequence, and there are no more places than runs.
         num_runs = sum(1 if op.once else self.max_runs for op in problem.ops)
+        # Stage t and op i give step n t + i: those with i > t stand for nothing.
         self.end = len(problem.ops) ** 2 if self.keep_order else num_runs
         costs = [op.cost for op in problem.ops]
         self.cost_unit = _unit(costs, sum(costs) * self.max_runs)
@@ -70,6 +72,7 @@ class RetentionModel:
         num_again = 0 if self.stages.problem.ops[i].once else self.max_runs - 1
         if self.keep_order:
             runs = [Run(True, self._step(i, i))]
+            # More copies than stages that may run the op would only be symmetric to each other.
             num_again = min(num_again, len(again))
         else:
             runs = [Run(True, self._number(0, self.end - 1, f"s{i}.0"))]
@@ -83,6 +86,7 @@ class RetentionModel:
             else:
                 run = Run(active, self._number(0, self.end - 1, f"s{i}.{c}"))
             if c > 1:
+                # Runs of one op are alike: an order among them takes the symmetry away.
                 self.cp.add_implication(active, runs[-1].active)
             if c > 1 or not self.keep_order:
                 self.cp.add(run.step > runs[-1].step).only_enforce_if(active)
@@ -195,6 +199,7 @@ class RetentionModel:
             if self.stages.sizes[v] == 0:
                 continue
             run = self.runs[problem.producer[v]][c]
+            # A copy of size 0 is in no interval: it may be kept for ever.
             intervals.append(self._interval(run, stop, v, c))
             demands.append(-(-self.stages.sizes[v] // unit))
         for op, runs in zip(problem.ops, self.runs, strict=True):
@@ -215,6 +220,7 @@ class RetentionModel:
     def minimize_peak(self, keep_all_peak: int) -> None:
         """Phase 1 (12), (13): the peak, or the budget where the peak is within it."""
         unit, low = self._memory_unit()
+        # Each size may be rounded up by a unit, hence one more unit per copy.
         high = max(low, -(-keep_all_peak // unit) + len(self.ends))
         peak = self.cp.new_int_var(low, high, "peak")
         self._add_memory(peak, unit)
@@ -287,6 +293,7 @@ class RetentionModel:
 
     def _places(self, schedule: Schedule) -> list[tuple[int, int]] | None:
         """(step, op) of the schedule in the model's steps; None where it does not fit in."""
+        # A schedule that does not fit into the model gives no hint at all.
         counts: dict[int, int] = {}
         for i in schedule.ops:
             counts[i] = counts.get(i, 0) + 1

@@ -21,8 +21,8 @@ needs no product of hazards and gives the tight relaxation of the disaggregated 
 - Objective: sum of cost R, scaled by the mean cost of an op.
 
 Values of size 0 need no variables: they are kept for ever. Memory rows exist only in tight stages
-(see `stages`). Rows are dense on purpose: written with running totals U[t, i] HiGHS is slower, as
-its knapsack cuts no longer see the items.
+(see `staged_space`). Rows are dense on purpose: written with running totals U[t, i] HiGHS is
+slower, as its knapsack cuts no longer see the items.
 """
 
 import math
@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.core import Schedule
-from rekindle.solve.backends.highs import INF, GrowingLP, LPAnswer, Model, Outcome
+from rekindle.solve.backends.highs import GrowingLP
+from rekindle.solve.backends.mip import INF, LPResult, Model, Outcome
 from rekindle.solve.deadline import TimeLeft
 from rekindle.solve.staged.staged_space import Bools, Floats, Ints, Stages
 
@@ -74,8 +75,10 @@ class StagedModel:
         self.step_at = np.full((num_ops, num_ops), -1, dtype=np.int64)
         for k, (t, i) in enumerate(self.steps):
             self.step_at[t, i] = k
+        # Running counts, so that "is a tight stage between two steps" is one subtraction.
         tight = np.array([self.stages.tight[t] for t, _ in self.steps], dtype=np.int64)
         self._bindable = np.concatenate(([0], np.cumsum(tight)))
+        # HiGHS's tolerances are absolute, so costs are in mean costs of an op and bytes in budgets.
         self.scale = max(1.0, sum(op.cost for op in problem.ops) / num_ops)
         # Memory is a sum of whole sizes: the rest of the budget above the grid is out of reach.
         grid = max(1, math.gcd(*self.stages.sizes, *(op.workspace for op in problem.ops)))
@@ -165,6 +168,7 @@ class StagedModel:
 
     def memory_steps(self) -> list[int]:
         """The steps whose memory row can be violated at all."""
+        # Everything kept and run: a row that holds even then can be left out.
         full = np.ones(len(self.model.cost))
         return [
             k
@@ -175,6 +179,7 @@ class StagedModel:
     def memory(self, x: Floats) -> Floats:
         """Per step, in parts of the budget."""
         covers = self.covers
+        # A difference array: each cover adds at its first step and takes off after its last one.
         amount = covers.size * np.where(covers.column >= 0, x[covers.column], 1.0)
         change = np.zeros(len(self.steps) + 1)
         np.add.at(change, covers.first, amount)
@@ -220,7 +225,7 @@ class StagedModel:
 
     # --- the relaxation -------------------------------------------------------------------------
 
-    def relax(self) -> LPAnswer:
+    def relax(self) -> LPResult:
         """The LP optimum, memory rows added as they are violated.
 
         Stopped early, it answers with `STOPPED` and no numbers."""
@@ -229,6 +234,7 @@ class StagedModel:
         if (save := self.save_row()) is not None:
             lp.add_row(-INF, *save)
         waiting = set(bindable)
+        # First the rows of first runs, one for each stage; others once they are violated.
         new = [k for k in bindable if self.steps[k][0] == self.steps[k][1]]
         for _ in range(_MAX_ROUNDS):
             for k in new:
@@ -286,6 +292,8 @@ def _merged(
     """Entries of one column added up; constants moved to the right-hand side."""
     constant = float(sizes[columns == CONSTANT].sum())
     found, where = np.unique(columns[columns >= 0], return_inverse=True)
+    # A run stands in a row for each value that it makes and for its workspace; HiGHS wants one
+    # entry of each column.
     entries: Floats = np.bincount(where, weights=sizes[columns >= 0], minlength=len(found)).astype(
         np.float64
     )

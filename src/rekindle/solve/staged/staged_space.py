@@ -29,6 +29,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+# More than any cost (`base.LARGEST_COSTS`), and a cost may be added to it in 64 bits.
 UNCAPPED = 2**62
 
 
@@ -61,6 +62,7 @@ class Stages:
             budget=budget,
             save_budget=save_budget,
             cap=cap,
+            # Runs without a chain to a first run serve nothing, so to leave them out loses nothing.
             complete=not bool(np.any(again & (chain_cost > cap) & (chain_cost < UNCAPPED))),
             sizes=sizes,
             runs=again & (chain_cost <= cap) & (chain_cost < UNCAPPED),
@@ -90,6 +92,8 @@ class Stages:
         runs = self.runs.copy()
         count = -1
         tight = self.tight
+        # A run that falls away may have been the last reader of another, and a stage with less in
+        # it may become slack: again until nothing changes.
         while count != (count := int(runs.sum())):
             last_use = _last_use(self.problem, runs, self.stays)
             for i, op in enumerate(self.problem.ops):
@@ -132,6 +136,7 @@ def staged_like(problem: Problem, schedule: Schedule) -> Schedule | None:
     stages: list[set[int]] = []
     current: set[int] = set()
     for i in schedule.ops:
+        # A first run ahead of its turn; a run again before its first run cannot be.
         if i > len(stages):
             return None
         if i < len(stages):
@@ -205,6 +210,7 @@ def _chain_cost(problem: Problem) -> Ints:
     num_ops = len(problem.ops)
     kept = {*problem.outputs, *problem.held}
     cost = np.full((num_ops, num_ops), UNCAPPED, dtype=np.int64)  # [i, t] while it is filled
+    # Backwards, so that the readers of op i, which stand behind it, are there already.
     for i in range(num_ops - 1, -1, -1):
         op = problem.ops[i]
         onward = np.full(num_ops, UNCAPPED, dtype=np.int64)
@@ -222,6 +228,7 @@ def _chain_cost(problem: Problem) -> Ints:
 def _last_run(runs: Bools) -> list[int]:
     """Per op: the last stage in which it may run."""
     num_ops = len(runs)
+    # The first run of op i ends stage i, so an op that never runs again has that as its last.
     last = np.where(runs.any(axis=0), num_ops - 1 - runs[::-1].argmax(axis=0), np.arange(num_ops))
     return [int(t) for t in last]
 

@@ -18,14 +18,14 @@ from rekindle.core.generate import random_schedule, transformer
 from rekindle.errors import InvalidSchedule, SolverRefused, WishRefused
 from rekindle.solve import find_solver
 from rekindle.solve.constraints import (
-    as_asked,
-    check_wishes,
+    check_constraints,
     constrain,
-    matches,
-    meant,
-    run_with_wishes,
-    wishes_of,
+    parse_constraints,
+    resolve,
+    run_constrained,
+    to_original,
 )
+from rekindle.solve.op_patterns import matches
 from rekindle.solve.pareto import pareto
 
 SOLVERS = ("auto", "fastsa", "checkmate", "moccasin", "hiremate", "twremat", "sqrt", "keep-all")
@@ -99,11 +99,11 @@ def test_what_a_pattern_means(pattern: str, name: str, expected: bool) -> None:
 
 def test_patterns_mean_forward_ops_alone() -> None:
     problem = layered()
-    wanted = meant(problem, wishes_of("blocks.1", ["blocks.2::gelu", "blocks.3.fc"]))
+    wanted = resolve(problem, parse_constraints("blocks.1", ["blocks.2::gelu", "blocks.3.fc"]))
     assert names(problem, wanted.save) == ["blocks.1.fc", "blocks.1.act"]
     assert names(problem, wanted.recompute) == ["blocks.2.act", "blocks.3.fc"]
     with pytest.raises(WishRefused, match="means no op of the forward"):
-        meant(problem, wishes_of(save="aten.mul*"))  # of the backward alone
+        resolve(problem, parse_constraints(save="aten.mul*"))  # of the backward alone
 
 
 @pytest.mark.parametrize(
@@ -118,42 +118,44 @@ def test_patterns_mean_forward_ops_alone() -> None:
 )
 def test_what_is_refused(save, recompute, sentence: str) -> None:
     with pytest.raises(WishRefused) as refusal:
-        meant(layered(), wishes_of(save, recompute))
+        resolve(layered(), parse_constraints(save, recompute))
     assert sentence in str(refusal.value)
 
 
 def test_what_can_run_only_once_cannot_be_recomputed() -> None:
     problem = layered(once=2)
     with pytest.raises(WishRefused, match=r"aten\.mm\.default#2 blocks\.1\.fc' can run only once"):
-        constrain(problem, meant(problem, wishes_of(recompute="blocks.1")))
-    constrain(problem, meant(problem, wishes_of(recompute="blocks.2")))
+        constrain(problem, resolve(problem, parse_constraints(recompute="blocks.1")))
+    constrain(problem, resolve(problem, parse_constraints(recompute="blocks.2")))
 
 
 def test_recompute_holds_even_where_everything_fits() -> None:
     problem = layered()
-    wishes = wishes_of(recompute=["blocks.0", "blocks.2.act"])
+    wishes = parse_constraints(recompute=["blocks.0", "blocks.2.act"])
     budget = simulate(problem, keep_all(problem)).peak * 2
-    solution = run_with_wishes(find_solver("auto"), problem, budget, wishes, time_limit_s=5)
+    solution = run_constrained(find_solver("auto"), problem, budget, wishes, time_limit_s=5)
     assert solution.schedule is not None
-    wanted = meant(problem, wishes)
+    wanted = resolve(problem, wishes)
     runs = simulate(problem, solution.schedule).runs
     assert [i for i, r in enumerate(runs) if r > 1] == sorted(wanted.recompute)
     with pytest.raises(InvalidSchedule, match="is to be recomputed and is kept"):
-        check_wishes(problem, wanted, keep_all(problem))
+        check_constraints(problem, wanted, keep_all(problem))
 
 
 def test_save_costs_elsewhere_or_the_budget() -> None:
     problem = layered(6)
     solver = find_solver("auto")
     peak = simulate(problem, keep_all(problem)).peak
-    free = run_with_wishes(solver, problem, peak // 2, wishes_of(), time_limit_s=5)
-    asked = wishes_of(save="blocks.1")
-    bound = run_with_wishes(solver, problem, peak // 2, asked, time_limit_s=5)
+    free = run_constrained(solver, problem, peak // 2, parse_constraints(), time_limit_s=5)
+    asked = parse_constraints(save="blocks.1")
+    bound = run_constrained(solver, problem, peak // 2, asked, time_limit_s=5)
     assert free.schedule is not None
     assert bound.schedule is not None
-    check_wishes(problem, meant(problem, asked), bound.schedule)
+    check_constraints(problem, resolve(problem, asked), bound.schedule)
     assert simulate(problem, bound.schedule).cost >= simulate(problem, free.schedule).cost
-    refused = run_with_wishes(solver, problem, peak // 2, wishes_of(save="*"), time_limit_s=5)
+    refused = run_constrained(
+        solver, problem, peak // 2, parse_constraints(save="*"), time_limit_s=5
+    )
     assert refused.schedule is None
     assert "save=['*']" in refused.message
     assert simulate(problem, refused.smallest).peak > peak // 2
@@ -168,12 +170,12 @@ def test_every_solver_keeps_its_word(solver: str) -> None:
         rng = random.Random(seed)
         forward = [op.name for op in problem.ops if op.phase == "forward" and op.recomputable]
         rng.shuffle(forward)
-        wishes = wishes_of(forward[:2], forward[2:5])
-        wanted = meant(problem, wishes)
+        wishes = parse_constraints(forward[:2], forward[2:5])
+        wanted = resolve(problem, wishes)
         base = simulate(problem, keep_all(problem)).peak
         for budget in (base, 3 * base // 4):
             try:
-                solution = run_with_wishes(
+                solution = run_constrained(
                     find_solver(solver), problem, budget, wishes, time_limit_s=2, seed=seed
                 )
             except SolverRefused:
@@ -181,7 +183,7 @@ def test_every_solver_keeps_its_word(solver: str) -> None:
             for schedule in (solution.schedule, solution.smallest):
                 if schedule is not None:
                     check_schedule(problem, schedule)
-                    check_wishes(problem, wanted, schedule)
+                    check_constraints(problem, wanted, schedule)
             if solution.schedule is not None:
                 found += 1
                 trace = simulate(problem, solution.schedule)
@@ -197,13 +199,13 @@ def test_any_schedule_of_the_constrained_problem_becomes_one_that_keeps_the_wish
         problem = training_graph(seed, 7)
         rng = random.Random(seed)
         forward = [op.name for op in problem.ops if op.phase == "forward" and op.recomputable]
-        wishes = wishes_of((), rng.sample(forward, min(3, len(forward))))
-        wanted = meant(problem, wishes)
+        wishes = parse_constraints((), rng.sample(forward, min(3, len(forward))))
+        wanted = resolve(problem, wishes)
         made = constrain(problem, wanted)
         schedule = random_schedule(made.problem, seed)
-        mapped = as_asked(problem, wanted, made, schedule)
+        mapped = to_original(problem, wanted, made, schedule)
         check_schedule(problem, mapped)
-        check_wishes(problem, wanted, mapped)
+        check_constraints(problem, wanted, mapped)
         if len(mapped.ops) == len(schedule.ops):
             before = simulate(made.problem, schedule).peak
             assert simulate(problem, mapped).peak <= before
@@ -215,33 +217,33 @@ def test_any_schedule_of_the_constrained_problem_becomes_one_that_keeps_the_wish
 def test_the_twin_stands_before_its_first_reader() -> None:
     """Listed so that the plain order is a good one: recomputed late, not right behind the loss."""
     problem = layered(4)
-    made = constrain(problem, meant(problem, wishes_of(recompute="*")))
+    made = constrain(problem, resolve(problem, parse_constraints(recompute="*")))
     peak = simulate(made.problem, keep_all(made.problem)).peak
     assert peak < simulate(problem, keep_all(problem)).peak * 1.5
-    every = as_asked(
-        problem, meant(problem, wishes_of(recompute="*")), made, keep_all(made.problem)
+    every = to_original(
+        problem, resolve(problem, parse_constraints(recompute="*")), made, keep_all(made.problem)
     )
-    check_wishes(problem, meant(problem, wishes_of(recompute="*")), every)
+    check_constraints(problem, resolve(problem, parse_constraints(recompute="*")), every)
 
 
 def test_on_a_transformer() -> None:
     problem = transformer(4, seed=1)
     forward = [op.name for op in problem.ops if op.phase == "forward"]
     some = [name for name in forward if "1." in name or "layer1" in name][:6] or forward[4:10]
-    wishes = wishes_of(recompute=some)
+    wishes = parse_constraints(recompute=some)
     base = simulate(problem, keep_all(problem)).peak
-    solution = run_with_wishes(find_solver("auto"), problem, base // 2, wishes, time_limit_s=3)
+    solution = run_constrained(find_solver("auto"), problem, base // 2, wishes, time_limit_s=3)
     assert solution.schedule is not None
-    check_wishes(problem, meant(problem, wishes), solution.schedule)
+    check_constraints(problem, resolve(problem, wishes), solution.schedule)
     assert isinstance(solution.schedule, Schedule)
 
 
 def test_a_curve_keeps_the_wishes() -> None:
     problem = layered(6)
-    wishes = wishes_of(save="blocks.1", recompute="blocks.4")
-    curve = pareto(problem, num_points=4, time_limit_s=3, wishes=wishes)
+    wishes = parse_constraints(save="blocks.1", recompute="blocks.4")
+    curve = pareto(problem, num_points=4, time_limit_s=3, constraints=wishes)
     assert len(curve) >= 2
     for point in curve:
-        check_wishes(problem, meant(problem, wishes), point.schedule)
+        check_constraints(problem, resolve(problem, wishes), point.schedule)
         assert simulate(problem, point.schedule).peak == point.peak
     assert [p.cost for p in curve] == sorted((p.cost for p in curve), reverse=True)

@@ -12,15 +12,14 @@ import pytest
 from support.training_graphs import training_graph
 
 from rekindle.core import Problem, Status, keep_all, simulate
-from rekindle.solve import find_solver, run_solver
-from rekindle.solve import solution_cache as kept_module
+from rekindle.solve import find_solver, run_solver, solution_cache
 from rekindle.solve.solution_cache import (
-    Question,
-    keep,
-    recall,
+    SolveRequest,
+    lookup,
     solutions_clear,
     solutions_dir,
     solutions_info,
+    store,
 )
 
 
@@ -29,54 +28,54 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def question(seed: int = 0, **changes: object) -> Question:
+def request(seed: int = 0, **changes: object) -> SolveRequest:
     problem = training_graph(seed, 6)
     budget = simulate(problem, keep_all(problem)).peak
-    return dataclasses.replace(Question(problem, budget, find_solver("auto"), 0), **changes)
+    return dataclasses.replace(SolveRequest(problem, budget, find_solver("auto"), 0), **changes)
 
 
-def solved(asked: Question):
+def solved(asked: SolveRequest):
     return run_solver(asked.solver, asked.problem, asked.budget, time_limit_s=2)
 
 
 def test_an_equal_question_is_answered_from_disk() -> None:
-    asked = question()
-    assert recall(asked, 60.0) is None
+    asked = request()
+    assert lookup(asked, 60.0) is None
     solution = solved(asked)
-    keep(asked, solution, 2.0)
-    known = recall(question(), 60.0)
+    store(asked, solution, 2.0)
+    known = lookup(request(), 60.0)
     assert known is not None
     assert known.schedule == solution.schedule
     assert (known.status, known.bound) == (solution.status, solution.bound)
     others = (
-        question(1),
-        question(seed=0, budget=asked.budget - 1),
-        dataclasses.replace(question(), seed=1),
-        question(solver=find_solver("sqrt")),
-        question(wishes=(("f1",), ())),
+        request(1),
+        request(seed=0, budget=asked.budget - 1),
+        dataclasses.replace(request(), seed=1),
+        request(solver=find_solver("sqrt")),
+        request(constraints=(("f1",), ())),
     )
-    assert all(recall(other, 60.0) is None for other in others)
+    assert all(lookup(other, 60.0) is None for other in others)
 
 
 def test_more_time_asks_anew_unless_it_was_proven() -> None:
-    asked = question()
+    asked = request()
     cut_short = dataclasses.replace(solved(asked), status=Status.FEASIBLE, stopped_by="time limit")
-    keep(asked, cut_short, 5.0)
-    assert recall(asked, 5.0) is not None
-    assert recall(asked, 6.0) is None
-    keep(asked, dataclasses.replace(cut_short, stopped_by="no improvement"), 5.0)
-    assert recall(asked, 600.0) is not None
-    interrupted = question(2)
-    keep(interrupted, dataclasses.replace(solved(interrupted), stopped_by="interrupt"), 5.0)
-    assert recall(interrupted, 1.0) is None
+    store(asked, cut_short, 5.0)
+    assert lookup(asked, 5.0) is not None
+    assert lookup(asked, 6.0) is None
+    store(asked, dataclasses.replace(cut_short, stopped_by="no improvement"), 5.0)
+    assert lookup(asked, 600.0) is not None
+    interrupted = request(2)
+    store(interrupted, dataclasses.replace(solved(interrupted), stopped_by="interrupt"), 5.0)
+    assert lookup(interrupted, 1.0) is None
 
 
 def test_what_is_broken_or_untrue_counts_as_absent() -> None:
-    asked = question()
-    keep(asked, solved(asked), 2.0)
+    asked = request()
+    store(asked, solved(asked), 2.0)
     path = asked.path(asked.key)
     good = json.loads(path.read_text())
-    assert recall(asked, 2.0) is not None
+    assert lookup(asked, 2.0) is not None
     bad = [
         "",
         "{",
@@ -94,36 +93,36 @@ def test_what_is_broken_or_untrue_counts_as_absent() -> None:
     ]
     for text in bad:
         path.write_text(text)
-        assert recall(asked, 2.0) is None, text[:80]
+        assert lookup(asked, 2.0) is None, text[:80]
     path.write_text(json.dumps(good))
-    assert recall(asked, 2.0) is not None
+    assert lookup(asked, 2.0) is not None
 
 
 def test_a_schedule_above_the_budget_is_not_believed() -> None:
-    asked = question()
-    keep(asked, solved(asked), 2.0)
-    lower = question(budget=asked.budget - 1)
+    asked = request()
+    store(asked, solved(asked), 2.0)
+    lower = request(budget=asked.budget - 1)
     record = json.loads(asked.path(asked.key).read_text())
     record["key"] = lower.key
     lower.path(lower.key).write_text(json.dumps(record))
-    assert recall(lower, 2.0) is None
+    assert lookup(lower, 2.0) is None
 
 
 def test_old_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "MAX_KEPT", 3)
-    questions = [question(k) for k in range(5)]
+    monkeypatch.setattr(solution_cache, "MAX_SOLUTIONS", 3)
+    questions = [request(k) for k in range(5)]
     for k, asked in enumerate(questions):
-        keep(asked, solved(asked), 2.0)
+        store(asked, solved(asked), 2.0)
         os.utime(asked.path(asked.key), (k, k))
         if k == 2:
-            assert recall(questions[0], 2.0) is not None  # used: the youngest now
+            assert lookup(questions[0], 2.0) is not None  # used: the youngest now
     assert solutions_info()[0] == 3
-    present = [recall(asked, 2.0) is not None for asked in questions]
+    present = [lookup(asked, 2.0) is not None for asked in questions]
     assert present == [True, False, False, True, True]
     abandoned = solutions_dir() / ".x.json.abc"
     abandoned.write_text("{")
     os.utime(abandoned, (0, 0))
-    keep(questions[1], solved(questions[1]), 2.0)
+    store(questions[1], solved(questions[1]), 2.0)
     assert not abandoned.exists()
     assert solutions_clear() == 3
     assert solutions_info() == (0, 0)
@@ -131,23 +130,23 @@ def test_old_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_place_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE_DIR", "/proc/nothing/here")
-    asked = question()
-    keep(asked, solved(asked), 2.0)
-    assert recall(asked, 2.0) is None
+    asked = request()
+    store(asked, solved(asked), 2.0)
+    assert lookup(asked, 2.0) is None
     assert solutions_info() == (0, 0)
 
 
 def _write_for_ever(problem: Problem, budget: int, started) -> None:
-    asked = Question(problem, budget, find_solver("auto"), 0)
+    asked = SolveRequest(problem, budget, find_solver("auto"), 0)
     solution = run_solver(asked.solver, problem, budget, time_limit_s=2)
     started.set()
     while True:
-        keep(asked, solution, 2.0)
+        store(asked, solution, 2.0)
 
 
 def test_a_killed_writer_and_concurrent_ones_leave_whole_files() -> None:
     """SIGKILL at any moment, another writer beside it: every read finds a whole solution."""
-    asked = question()
+    asked = request()
     spawn = multiprocessing.get_context("spawn")
     for delay in (0.0, 0.01, 0.03):
         writers = []
@@ -162,9 +161,9 @@ def test_a_killed_writer_and_concurrent_ones_leave_whole_files() -> None:
             assert started.wait(60)
         time.sleep(0.05)
         for _ in range(20):
-            assert recall(asked, 2.0) is not None
+            assert lookup(asked, 2.0) is not None
         for writer, _ in writers:
             time.sleep(delay)
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
-            assert recall(asked, 2.0) is not None
+            assert lookup(asked, 2.0) is not None
