@@ -13,7 +13,7 @@ they are is tried on each device, for each dtype and length of a row, before a k
 import functools
 import operator
 import struct
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -206,6 +206,7 @@ def norm_backward(edit: GraphEdit) -> None:
     read elsewhere, with that sum."""
     place = {node: k for k, node in enumerate(edit.graph.nodes)}
     written = {facts(w).storage for node in place for w in facts(node).writes}
+    results = frozenset(edit.results)  # as many as there are parameters, and asked for each norm
     for node in edit.backward:
         if node.target is not aten.native_layer_norm_backward.default:
             continue
@@ -218,7 +219,7 @@ def norm_backward(edit: GraphEdit) -> None:
         if not _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias))):
             continue
         node.target, node.args = layer_norm_backward, (*given, None)
-        found = _sum_behind(node, edit.results)
+        found = _sum_behind(node, results)
         if found is None:
             continue
         made, total, other = found
@@ -231,9 +232,7 @@ def norm_backward(edit: GraphEdit) -> None:
             edit.graph.erase_node(made)
 
 
-def _sum_behind(
-    node: fx.Node, results: Container[fx.Node]
-) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+def _sum_behind(node: fx.Node, results: Set[fx.Node]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """The gradient of the input, the sum it is part of, and what it is added to."""
     made = [n for n in node.users if n.target is operator.getitem and n.args[1] == 0]
     if len(made) != 1 or made[0] in results or len(made[0].users) != 1:

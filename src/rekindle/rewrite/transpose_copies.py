@@ -274,6 +274,9 @@ def _turn_arguments(edit: GraphEdit, node: fx.Node, positions: Sequence[int]) ->
         source = args[k]
         assert isinstance(source, fx.Node)
         value = facts(source).value
+        # Asked first: a fake tensor takes longer to make than all else that is done to a node.
+        if value.numel() < edit.smallest or value.is_contiguous():
+            continue
         made = value.new_empty(value.shape)
         if not _is_turned(edit, source, made):
             continue
