@@ -13,7 +13,7 @@ special numbers, on the device where it will run. What does not is left as it is
 - `_Regions`: which values are made, and from what each of them is computed. An expression ends at
   what other ops make or read; at a written storage; at an argument, where only the forward read it
   (the caller may change it before the backward); and where it would keep more alive than it frees.
-- `capture.kernel`: one expression, as the ops that it stands for and as CUDA source.
+- `kernels.elementwise`: one expression, as the ops that it stands for and as CUDA source.
 """
 
 import math
@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts
+from rekindle.rewrite.exactness import same_bits
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.elementwise import SOURCE, TYPES, Kernel, Place, Step, place_of
 from rekindle.rewrite.split_norm_dropout import APPLY, put_back
@@ -344,7 +345,7 @@ def _prepare(
         ]
         expected = kernel.separately(*operands, num_parts=num_parts)
         kernel.launch = launch
-        if _same(expected, kernel.part(*operands, num_parts=num_parts)):
+        if same_bits(expected, kernel.part(*operands, num_parts=num_parts)):
             return True
     except RuntimeError:  # no compiler, or no memory to try
         pass
@@ -366,10 +367,3 @@ def _numbers(like: torch.Tensor, seed: int, device: torch.device, num_parts: int
     x[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(x[seed::7])]
     x = x > 0 if like.dtype == torch.bool else x.to(like.dtype)
     return x.as_strided(shape, like.stride())
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())

@@ -12,7 +12,6 @@ The bits are eager's: a copy changes none, and where padded gradients were added
 a zero added to it, which turns -0 into 0.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import fx
 
 from rekindle.capture.node_facts import facts, set_facts, view_facts
 from rekindle.rewrite.graph_edit import GraphEdit
+from rekindle.rewrite.layout_algebra import Digit, digits_of, merged, through
 
 aten = torch.ops.aten
 
@@ -55,59 +55,6 @@ torch.library.register_fake(
 )
 
 stacked = torch.ops.rekindle.stacked.default
-
-# --- layouts ------------------------------------------------------------------------------------
-
-Digit = tuple[int, int, int]  # the dimension it is part of, size, stride
-
-
-def digits_of(shape: Sequence[int], stride: Sequence[int]) -> list[Digit]:
-    return [(i, n, s) for i, (n, s) in enumerate(zip(shape, stride, strict=True)) if n != 1]
-
-
-def through(
-    digits: Sequence[Digit], copied: Sequence[int], source: Sequence[int]
-) -> list[Digit] | None:
-    """A tensor of sizes `copied` and strides `source` was copied densely, and these digits read the
-    copy, every element once: the digits that read the same of the source. None where it is not so.
-
-    Both are ways to write a position in the copy; from the last digit on, each is split until the
-    two agree.
-    """
-    below = [(n, s) for n, s in zip(copied, source, strict=True) if n != 1]
-    split: list[list[Digit]] = [[] for _ in digits]
-    position = 1
-    for at in sorted(range(len(digits)), key=lambda i: digits[i][2]):
-        owner, size, stride = digits[at]
-        if stride != position:
-            return None
-        position *= size
-        while size > 1:
-            if not below:
-                return None
-            num, step = below.pop()
-            taken = math.gcd(num, size)
-            if taken != min(num, size):
-                return None
-            split[at].insert(0, (owner, taken, step))
-            size //= taken
-            if taken < num:
-                below.append((num // taken, step * taken))
-    return None if below else [digit for part in split for digit in part]
-
-
-def merged(digits: Sequence[Digit], num_dims: int) -> tuple[int, ...] | None:
-    """One stride per dimension, where the digits of each continue each other."""
-    found = [1] * num_dims
-    goes_on: dict[int, int] = {}
-    for owner, size, stride in reversed(digits):
-        if owner not in goes_on:
-            found[owner] = stride
-        elif goes_on[owner] != stride:
-            return None
-        goes_on[owner] = stride * size
-    return tuple(found)
-
 
 # --- rewriting ----------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 Eager's batch norm reads its input twice, for the statistics and for the output; made again for the
 backward it would cost the same once more, though its statistics are known. Where a ReLU or a sum
 reads the output, and nothing else does, it is taken apart: the op itself runs as before, for its
-statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `capture.fuse` then
-makes one kernel of that and what follows, which takes the place of what followed: the step keeps
-its cost, and making the activation again costs one pass.
+statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `elementwise_fusion`
+then makes one kernel of that and what follows, which takes the place of what followed: the step
+keeps its cost, and making the activation again costs one pass.
 
 Dropout is its mask and a product in the same way: where a sum reads the output, or an elementwise
 op makes the input. The op runs for its mask alone, on any tensor of that shape; the product with
@@ -17,8 +17,8 @@ the model; where it is not so, nothing is taken apart. What is done in place to 
 the sum that reads it, becomes an op with an output of its own; whether that is then written over
 its argument is the schedule's to say.
 
-An apply or product that `capture.fuse` finds no partner for would be a pass for nothing: it is put
-back (`put_back`), and who read it reads the op's own output again.
+An apply or product that `elementwise_fusion` finds no partner for would be a pass for nothing: it
+is put back (`put_back`), and who read it reads the op's own output again.
 """
 
 import functools
