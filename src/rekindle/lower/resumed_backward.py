@@ -10,8 +10,9 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
-from rekindle.lower.emit import Carried, Emitter, Saved, Stretch
+from rekindle.lower.emit import Stretch
 from rekindle.lower.lifetimes import lifetimes
+from rekindle.lower.step_emitter import Carried, Emitter, Saved
 from rekindle.program.program import Program
 
 
