@@ -44,7 +44,9 @@ class Pass:
     part: Part  # what it works on: the forward before there is a backward, that backward, or both
     run: Callable[[GraphEdit], None]
     does: str
-    exact: str  # the condition under which the bits are eager's, and how it is known to hold
+    # The condition under which the bits are eager's, and how it is known to hold: the function that
+    # sees to it, as `module.name` of this room.
+    exact: str
     cuda: bool = False  # changes nothing on other devices
     fuses: bool = False  # left out with `fuse=False`
     # Left out where Python asked the data for a number while the forward was recorded.
@@ -57,8 +59,9 @@ PASSES: tuple[Pass, ...] = (
         "forward",
         take_apart,
         does="Takes batch norm and dropout apart, so that their outputs are cheap to make again.",
-        exact="The op's own kernel is tried on the device: the output that is made from its "
-        "statistics, or from its mask, has the same bits.",
+        exact="The op's own kernel is tried on the device: what is made from its statistics "
+        "(`split_norm_dropout._form`), or from its mask (`split_norm_dropout._is_product`), has "
+        "the same numbers.",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -69,7 +72,7 @@ PASSES: tuple[Pass, ...] = (
         mask_in_one_pass,
         does="Softmax of scores with wholly masked rows in one pass more, not four.",
         exact="Softmax is torch's own kernel; only rows that it gives NaN for are read again. "
-        "Tried on the device for each dtype.",
+        "Tried on the device for each dtype (`masked_softmax._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -79,7 +82,8 @@ PASSES: tuple[Pass, ...] = (
         "forward",
         turn_around,
         does="Copies and sums of transposed tensors read and write whole lines of memory.",
-        exact="A copy changes no bits and a sum rounds once. Tried on the device for each dtype.",
+        exact="A copy changes no bits and a sum rounds once. Tried on the device for each dtype "
+        "(`transpose_copies._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -90,7 +94,7 @@ PASSES: tuple[Pass, ...] = (
         norm_forward,
         does="Layer norm with a warp per row, which may be joined to the sum before it.",
         exact="Sums are made in the order of torch's kernels. Tried on the device for each dtype "
-        "and length of a row.",
+        "and length of a row (`layer_norm._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -101,7 +105,7 @@ PASSES: tuple[Pass, ...] = (
         read_in_place,
         does="Attention reads queries, keys and values where they are, not copies of them.",
         exact="The same kernel reads the same numbers with other strides, which are aligned to "
-        "16 bytes, so that torch chooses no other kernel.",
+        "16 bytes (`packed_attention._layout`), so that torch chooses no other kernel.",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -111,15 +115,16 @@ PASSES: tuple[Pass, ...] = (
         "backward",
         join_loss_gradients,
         does="The backward of cross-entropy without its second tensor of the logits' size.",
-        exact="The same two kernels run on a few rows at a time, and each row's result depends on "
-        "that row alone.",
+        exact="The same two kernels run on a few rows at a time "
+        "(`cross_entropy._backward_over`), and each row's result depends on that row alone.",
     ),
     Pass(
         "redundant_copies",
         "backward",
         shorten_copies,
         does="Copies of copies read the first source, and parts of a gradient are written once.",
-        exact="A copy changes no bits; where padded gradients were added up, zero is still added.",
+        exact="A copy changes no bits (`redundant_copies.is_copy`); where padded gradients were "
+        "added up, zero is still added (`redundant_copies._stacked`).",
     ),
     Pass(
         "read_in_place_backward",
@@ -135,7 +140,8 @@ PASSES: tuple[Pass, ...] = (
         "backward",
         pack_gradients,
         does="Attention's backward writes its three gradients into parts of one tensor.",
-        exact="The same kernel writes with other strides. Tried on the device for each dtype.",
+        exact="The same kernel writes with other strides. Tried on the device for each dtype "
+        "(`packed_attention._works`).",
         cuda=True,
     ),
     Pass(
@@ -163,7 +169,8 @@ PASSES: tuple[Pass, ...] = (
         does="Chains of elementwise ops as one kernel each; puts back what was taken apart and "
         "found no partner.",
         exact="Every step of a kernel rounds as its op does. Each kernel is compared on the device "
-        "with the separate ops, on random and on special numbers, before it is used.",
+        "with the separate ops, on random and on special numbers, before it is used "
+        "(`elementwise_fusion._prepare`).",
         cuda=True,
         fuses=True,
     ),
