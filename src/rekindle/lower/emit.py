@@ -56,6 +56,8 @@ def emit(
     """`problem`: as the schedule was planned, by which steps may be joined."""
     steps = schedule.ops
     lives = lifetimes(program, steps)
+    # Without a problem nothing is known of the peak, so only steps that need no more memory are
+    # joined.
     joined = joined_steps(program, steps, lives, problem)
     emitter = Emitter(program, steps, lives, _last_replays(program, steps), joined=joined)
     emitter.begin()
@@ -64,6 +66,7 @@ def emit(
     carried = emitter.carried(lives.loss_step + 1)
     forward, forward_source = emitter.end([n for n in outputs if n is not None], carried)
     residents = emitter.writer.residents
+    # A forward under no_grad has no loss op: nothing is saved and there is no backward.
     if lives.loss_step == len(steps):
         return Lowered(forward, residents, outputs, (), (), (), (), forward_source)
     saved = tuple([emitter.saved(item) for item in carried])
@@ -74,6 +77,7 @@ def emit(
     cuts = [*_cuts(emitter.leaves, lives.loss_step + 1, max_stretches), len(steps)]
     for begin, stop in itertools.pairwise(cuts):
         emitter.begin(carried, arriving)
+        # Gradients of the outputs arrive once; later stretches find what they need of them carried.
         arriving = ()
         emitter.run(begin, stop)
         final = stop == len(steps)
@@ -98,6 +102,7 @@ def emit(
 
 def _last_replays(program: Program, steps: Sequence[int]) -> dict[fx.Node, int]:
     """Random op -> the last step that runs it again, where one does."""
+    # Only ops that run more than once: a state is 5 kB on a CPU, and taking it costs a call.
     random = {
         i: [n for n in program.ops[i].nodes if op_effects.is_random(n.target)]
         for i, runs in Counter(steps).items()
@@ -114,6 +119,8 @@ def _cuts(leaves: Mapping[fx.Node, int], begin: int, max_stretches: int) -> list
         sizes[step] = sizes.get(step, 0) + facts(leaf).storage_bytes
     if not sizes:
         return [begin]
+    # The largest gradient alone may be more than a share: cutting before it would not let it leave
+    # any earlier.
     share = max(*sizes.values(), sum(sizes.values()) // max_stretches, _SHARE_BYTES)
     cuts, held = [begin], 0
     for step in sorted(sizes):

@@ -97,6 +97,8 @@ class GraphWriter:
         if node in views:
             return views[node]
         above = self.program.base.get(node)
+        # Views that undo each other, such as a transpose of a transpose, are the tensor that they
+        # began with.
         while above is not None:
             if _same_view(node, above):
                 return self.view(above, tensors)
@@ -120,6 +122,8 @@ class GraphWriter:
         if source is None or not isinstance(facts(source).value, torch.Tensor):
             return None
         like, wanted = facts(source).value, facts(node).value
+        # Tried on a meta tensor: whether a reshape is a view hangs on strides, and torch's own rule
+        # is the one that counts. A copy here would be memory that no plan knows of.
         trial = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         try:
             fits = trial.view(wanted.shape).stride() == wanted.stride()

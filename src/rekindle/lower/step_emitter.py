@@ -95,6 +95,8 @@ class Emitter:
         """A new graph. Its first inputs are what is carried, None for what is not needed, and the
         tangents that arrive."""
         self.writer = GraphWriter(self.program)
+        # The same copies are alive, but nodes belong to one graph: each is a placeholder here, or
+        # is not read here.
         self.buffers = {copy: Tensors() for copy in self.buffers}
         for position, item in enumerate(carried):
             name = f"carried_{position}"
@@ -126,6 +128,7 @@ class Emitter:
         """What later graphs read: copies made before `stop` and used at or after it, and states of
         the random stream. The rest is forgotten."""
         self.buffers = {c: b for c, b in self.buffers.items() if self._needed_after(c, stop)}
+        # A state outlives the first run only as long as a later run replays it.
         self.random = {n: s for n, s in self.random.items() if self.replays.get(n, -1) >= stop}
         items = [
             Carried(root, copy) for copy, buffer in self.buffers.items() for root in buffer.roots
@@ -163,6 +166,7 @@ class Emitter:
 
     def _tangent_copy(self, root: fx.Node) -> int:
         loss_step = self.lives.loss_step
+        # The loss op stands for the caller's work: what it makes are the gradients that arrive.
         op = self.program.ops[self.steps[loss_step]]
         return self.lives.makes[loss_step][op.makes[facts(root).storage]]
 
@@ -203,6 +207,9 @@ class Emitter:
         self.seen.add(self.steps[t])
         reads = lives.reads[t]
         self._place = {s: self.buffers[reads[value]] for s, value in op.reads.items()}
+        # Writing over an argument is allowed by the graph (`program.inplace`) and used where this
+        # schedule lets the argument die here: elsewhere the op runs as eager runs it, into a new
+        # block.
         if op.instead is not None and lives.dies(reads[op.instead.source], t):
             self._note_written(reads[op.instead.source])
             self._emit_instead(op.nodes[0], op.instead)
@@ -212,6 +219,7 @@ class Emitter:
                 if lives.dies(old, t):
                     self._note_written(old)
                 else:
+                    # Another run reads the old contents later, so they must stay as they are.
                     self._place[storage] = self.writer.copied(self.buffers[old])
             for node in op.nodes:
                 self._emit_call(node, op, t, first)
@@ -238,6 +246,7 @@ class Emitter:
             for s, value in op.reads.items()
             if copies[value] in self.buffers
         }
+        # The sum is made inside the one call: the norm does not read it from a buffer.
         args = [self._tensor(n) for n in (*total.args, *norm.args[2:4])]
         args.append(norm.args[4])
         if first.instead is not None and self.lives.dies(reads[first.instead.source], t):
@@ -263,12 +272,17 @@ class Emitter:
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
         given = list(node.args)
         if not first:
+            # Batch norm updates its running statistics as it runs. A second run without them
+            # computes the same outputs in training mode; with them they would move twice per step,
+            # as they do under torch.utils.checkpoint (pytorch #96136).
             for position in op_effects.statistics_positions(node):
                 given[position] = None
         args: tuple[Any, ...] = fx.node.map_arg(tuple(given), self._tensor)
         kwargs = fx.node.map_arg(node.kwargs, self._tensor)
         target: Any = node.target
         if node in self.replays:
+            # Without the replay a second run of dropout would draw another mask, and the gradients
+            # would be wrong in silence (as in pytorch #190758).
             device = _device(node)
             if first:
                 self.random[node] = self.writer.call(rng_state, (device,), {})
@@ -287,6 +301,8 @@ class Emitter:
         for user in node.users:
             if user.target is operator.getitem and facts(user).storage in op.makes:
                 tensors = self._place.setdefault(facts(user).storage, Tensors())
+                # An output that nobody reads gets no name: a name would hold its memory until the
+                # graph ends.
                 if self._is_read(user, op, t):
                     part = (made, offset + user.args[1])
                     tensors.roots[user] = self.writer.call(

@@ -7,6 +7,8 @@ import torch
 
 def forward_sequence_nr() -> int:
     """The number of the autograd node that the op being dispatched belongs to."""
+    # torch tells the number that the next node will get; the node of the op being dispatched has
+    # been made above the mode that asks.
     return int(torch.autograd._get_sequence_nr()) - 1
 
 

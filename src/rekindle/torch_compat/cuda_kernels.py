@@ -28,6 +28,7 @@ class CudaKernel:
         index = device.index
         self.device: int = torch.cuda.current_device() if index is None else index
         with torch.cuda.device(self.device):
+            # NVRTC, which torch brings: no compiler has to be installed.
             self._kernel = torch.cuda._compile_kernel(source, name)  # keeps the module loaded
         self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
@@ -39,7 +40,9 @@ class CudaKernel:
         array = _whole_numbers(len(values))
         slots = array(*values)
         first = ctypes.addressof(slots)
+        # The driver wants the address of each argument: they lie 8 bytes apart.
         places = array(*range(first, first + 8 * len(values), 8))
+        # On torch's stream: the caching allocator hands blocks on in the order of that stream.
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         grid = (num_blocks, 1, 1, self.num_threads, 1, 1, 0)
         error = self._launch(self._kernel.func, *grid, stream, ctypes.addressof(places), None)

@@ -19,6 +19,8 @@ def _not_compiling() -> Iterator[None]:
     """Code that Dynamo reads and that asks whether it is being compiled hears no."""
     from torch._dynamo.variables.torch import tracing_state_functions
 
+    # torch.compiler.is_compiling and its kin. A model that hears yes may take other branches than
+    # in eager, with other kernels (transformers does, for attention masks).
     answers = tracing_state_functions()
     saved = dict(answers)
     answers.update({question: False for question, answer in saved.items() if answer is True})

@@ -30,6 +30,7 @@ UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 def new_fake_mode() -> FakeTensorMode:
     """A mode whose tensors refuse to tell an address instead of telling a wrong one."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # By default who asks gets an address of nothing, and a warning of deprecation.
     mode._allow_unsafe_data_ptr_access = False
     return mode
 
@@ -42,12 +43,14 @@ def filling_stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor | N
     storage_id = converter.meta_converter.describer.get_storage_id(real.untyped_storage())
     if storage_id in memo:
         return None
+    # What the meta converter does for such a tensor, without its checks for views and subclasses.
     with torch._C._DisableTorchDispatch():
         blank = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         fake = FakeTensor(mode, blank, real.device)
     fake.requires_grad = real.requires_grad
     if isinstance(real, torch.nn.Parameter):
         fake._is_param = True
+    # The converter's own memory: a view of the same storage that comes later must find this one.
     memo[storage_id] = fake.untyped_storage()
     converter.set_tensor_memo(real, fake)
     return fake
@@ -84,6 +87,8 @@ class KeptAnswers:
     ) -> tuple[Any, Any]:
         """The answer of the mode; and what it keeps of it, or None."""
         try:
+            # The key is made a second time inside `dispatch`; only so is it known here, for
+            # `again`.
             key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
         except _BypassDispatchCache:
             key = None

@@ -83,6 +83,7 @@ def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
     names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
     others = {name: functools.partial(run, name, getattr(torch._VF, name)) for name in names}
     saved = {name: vars(torch._VF).get(name) for name in names}
+    # Filled when torch was imported: it does not see what is put into torch._VF.
     table = dict(rnn._rnn_impls)
     # A layer looks whether its weights lie in one block, by their addresses.
     flatten = torch.nn.RNNBase.flatten_parameters

@@ -20,6 +20,7 @@ def python_references(tensor: torch.Tensor) -> int:
 @functools.cache
 def _counts_cpp() -> int:
     """What all holders in C++ together add to a tensor's count of references: 0 or 1."""
+    # Found by trial: how C++ holds a Python tensor is torch's own affair.
     tensor = torch.empty(0)
     alone = sys.getrefcount(tensor)
     view = tensor.view(0)
@@ -33,6 +34,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory that does not keep it: valid as long as nobody else gets it."""
     storage = tensor.untyped_storage()
+    # A storage over memory of another one, which it neither keeps nor frees.
     place = torch._C._construct_storage_from_data_pointer(
         storage.data_ptr(), tensor.device, storage.nbytes()
     )
