@@ -80,6 +80,7 @@ def _normed(
     tensors = (x, y, weight, bias, total, normed, mean, rstd)
     launch = kernel("rows_normed", x.dtype, x.shape[-1], y is not x, x.device)
     num_rows = mean.numel()
+    # eps goes as the bits of a float: a kernel takes whole numbers of 64 bits.
     launch(-(-num_rows // ROWS), [*(t.data_ptr() for t in tensors), num_rows, _bits(eps)])
     return normed, mean, rstd
 
@@ -122,6 +123,8 @@ def norm_forward(edit: GraphEdit) -> None:
         if len(given) == 3 and _fits(edit, shape, *given):
             node.target = layer_norm
             assert isinstance(x, fx.Node)
+            # Marked, not joined: whether sum and norm follow each other is known when there is a
+            # schedule.
             values = [facts(a).value for a in x.args] if _is_sum(x) else []
             if values and edit.fits(given[0], *values):
                 set_facts(node, replace(facts(node), with_sum=True))
@@ -169,6 +172,7 @@ def _layer_norm_backward(
 ) -> tuple[torch.Tensor, ...]:
     """The gradient of the norm's input, with `other` added to it, and those of weight and bias."""
     given = (grad, x, shape, mean, rstd, weight, bias)
+    # A kernel without a sum does not read it, but an address there must be.
     plus = grad if other is None else other
     if not x.is_cuda or not _aligned(grad, x, weight, plus):
         made, *rest = aten.native_layer_norm_backward.default(*given, [True, True, True])
@@ -178,6 +182,7 @@ def _layer_norm_backward(
     launch = kernel("rows_backward", x.dtype, length, other is not None, x.device)
     addresses = [t.data_ptr() for t in (grad, x, mean, rstd, weight, plus, out)]
     launch(-(-num_rows // ROWS), [*addresses, num_rows, length])
+    # Of fewer or more rows torch sums the columns in another order, so its own kernel makes these.
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or length % 8:
         rest = aten.native_layer_norm_backward.default(*given, [False, True, True])[1:]
         return (out, *rest)
@@ -215,6 +220,7 @@ def norm_backward(edit: GraphEdit) -> None:
         grad, x, shape, mean, _, weight, bias = given
         if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
             continue
+        # The kernel makes all three gradients, and reads statistics in float32 alone.
         if list(mask) != [True] * 3 or facts(mean).value.dtype != torch.float32:
             continue
         if not _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias))):
@@ -228,6 +234,7 @@ def norm_backward(edit: GraphEdit) -> None:
         there = place[other] < place[node] and facts(other).storage not in written
         if there and edit.fits(facts(x).value, facts(other).value, facts(total).value):
             node.args = (*given, other)
+            # The sum takes the place of the gradient, which nobody reads any more.
             made.append(total)  # outputs stand right behind their op
             total.target, total.args = operator.getitem, (node, 0)
             edit.graph.erase_node(made)

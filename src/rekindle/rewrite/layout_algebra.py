@@ -31,6 +31,7 @@ def through(
     position = 1
     for at in sorted(range(len(digits)), key=lambda i: digits[i][2]):
         owner, size, stride = digits[at]
+        # Read densely and once: each digit steps over exactly what the digits below it cover.
         if stride != position:
             return None
         position *= size
@@ -38,6 +39,7 @@ def through(
             if not below:
                 return None
             num, step = below.pop()
+            # Two digits can be split alike only where the size of one divides that of the other.
             taken = math.gcd(num, size)
             if taken != min(num, size):
                 return None
@@ -52,6 +54,7 @@ def merged(digits: Sequence[Digit], num_dims: int) -> tuple[int, ...] | None:
     """One stride per dimension, where the digits of each continue each other."""
     found = [1] * num_dims
     goes_on: dict[int, int] = {}
+    # From the innermost part outwards: each part must step as far as the ones below it reach.
     for owner, size, stride in reversed(digits):
         if owner not in goes_on:
             found[owner] = stride

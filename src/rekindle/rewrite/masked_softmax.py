@@ -40,6 +40,7 @@ def _masked_softmax(scores: torch.Tensor) -> torch.Tensor:
     out = aten._softmax.default(scores, -1, False)
     num = scores.shape[-1]
     num_rows = scores.numel() // num
+    # A warp per row: 32 threads.
     num_warps = CudaKernel.num_threads // 32
     kernel = _kernel(scores.dtype, scores.device)
     kernel(-(-num_rows // num_warps), [scores.data_ptr(), out.data_ptr(), num_rows, num])
@@ -79,6 +80,8 @@ extern "C" __global__ void clear_masked_rows(
 def _works(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernel gives softmax's numbers, where rows are masked in part and as a whole."""
     scores = torch.randn(70, 50, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    # Rows masked in part, wholly masked, with NaN, with infinity, and with one number left at the
+    # end.
     scores[:20, 7:] = -torch.inf
     scores[3:12] = -torch.inf
     scores[5, 49] = torch.nan

@@ -27,10 +27,10 @@ from rekindle.rewrite.elementwise_fusion import fuse_elementwise
 from rekindle.rewrite.graph_edit import GraphEdit, copy_nodes
 from rekindle.rewrite.layer_norm import norm_backward, norm_forward
 from rekindle.rewrite.masked_softmax import mask_in_one_pass
-from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_again
+from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_backward
 from rekindle.rewrite.redundant_copies import shorten_copies
-from rekindle.rewrite.split_norm_dropout import take_apart
-from rekindle.rewrite.transpose_copies import turn_around, turn_around_backward
+from rekindle.rewrite.split_norm_dropout import split_ops
+from rekindle.rewrite.transpose_copies import transpose_in_tiles, transpose_in_tiles_backward
 from rekindle.torch_compat import outside_modes
 
 Part = Literal["forward", "backward", "step"]
@@ -53,11 +53,15 @@ class Pass:
     without_scalars: bool = False
 
 
+# The order matters: what takes ops apart comes before what joins them, a backward pass after the
+# forward pass that it follows, and `packed_attention` after `redundant_copies`, which makes the
+# `rekindle::stacked` that it joins. Elementwise fusion is last: it works on what all others left,
+# and puts back what found no partner.
 PASSES: tuple[Pass, ...] = (
     Pass(
         "split_norm_dropout",
         "forward",
-        take_apart,
+        split_ops,
         does="Takes batch norm and dropout apart, so that their outputs are cheap to make again.",
         exact="The op's own kernel is tried on the device: what is made from its statistics "
         "(`split_norm_dropout._form`), or from its mask (`split_norm_dropout._is_product`), has "
@@ -80,7 +84,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "transpose_copies",
         "forward",
-        turn_around,
+        transpose_in_tiles,
         does="Copies and sums of transposed tensors read and write whole lines of memory.",
         exact="A copy changes no bits and a sum rounds once. Tried on the device for each dtype "
         "(`transpose_copies._works`).",
@@ -129,7 +133,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "read_in_place_backward",
         "backward",
-        read_in_place_again,
+        read_in_place_backward,
         does="Attention's backward reads what its forward read in place.",
         exact="As for `read_in_place`.",
         cuda=True,
@@ -156,7 +160,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "transpose_copies_backward",
         "backward",
-        turn_around_backward,
+        transpose_in_tiles_backward,
         does="As `transpose_copies`, in the backward.",
         exact="As for `transpose_copies`.",
         cuda=True,
@@ -196,6 +200,7 @@ def rewrite(
             assert beside.origin.recorded.session is joint.session
             copies, forward = beside.origin.copies, beside.origin.forward_nodes
             edit = _edit(joint, beside.nodes[0].graph)
+        # The forward is finished: from here on passes see it, and its nodes stay where they are.
         edit = replace(edit, forward=forward, num_before=len(edit.graph.nodes))
         copy_nodes(edit.graph, joint.nodes[len(joint.session.forward_nodes) :], copies)
         outputs = tuple(copies[node] for node in joint.outputs)

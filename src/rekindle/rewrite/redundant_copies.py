@@ -43,6 +43,7 @@ def _stacked(parts: Sequence[torch.Tensor], dim: int, plus_zero: bool) -> torch.
     for k, part in enumerate(parts):
         place = out.select(dim, k)
         if plus_zero:
+            # As eager's sum of padded parts did: -0 + 0 is 0.
             torch.add(part, 0.0, out=place)
         else:
             place.copy_(part)
@@ -63,6 +64,7 @@ def shorten_copies(edit: GraphEdit) -> None:
     """Rewrites the copies of a backward; what nobody reads any more is left to be dropped."""
     nodes = edit.nodes
     copies = _Copies(edit.graph, nodes, edit.results)
+    # Listed before anything changes: views that are made on the way need no look of their own.
     backward = [node for node in nodes if facts(node).phase == "backward"]
     with torch.no_grad():
         for node in backward:
@@ -110,6 +112,8 @@ class _Copies:
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
         """The op that made what the view shows, where only this one reads it."""
         storage = facts(view).storage
+        # With another reader the copy would be made all the same, and its source kept longer for
+        # this one.
         if storage in self.fixed or self.readers.get(storage) != {reader}:
             return None
         return self.made.get(storage)
@@ -123,6 +127,8 @@ class _Copies:
         found = self._origin(view, copy, tuple(value.shape), digits_of(value.shape, value.stride()))
         if found is not view:
             copy.args = (found,)
+            # The source may lie in another order, which a clone would keep: what reads the copy
+            # counts on the order that it had.
             copy.kwargs = {"memory_format": torch.contiguous_format}
 
     def _origin(
@@ -142,6 +148,7 @@ class _Copies:
             assert isinstance(source, fx.Node)
             value = facts(source).value
             below = through(digits, value.shape, value.stride())
+            # What changes may have changed since it was copied.
             if below is None or facts(source).storage in self.fixed:
                 break
             view, reader, digits = source, copy, below
@@ -213,6 +220,8 @@ class _Copies:
         digits = []
         for part, _ in tensors:
             value = facts(part).value
+            # All parts are looked at before anything is written: one that does not fit keeps
+            # eager's ops for all.
             found = through(digits_of(shape, stride), value.shape, value.stride())
             if found is None or merged(found, len(shape)) is None:
                 return False
@@ -242,6 +251,7 @@ class _Copies:
         padded = self._summands(whole)
         if padded is None:
             return None
+        # Padded along one dimension, one part for each index of it: else zeros would be missing.
         dims = {node.args[2] % value.dim() for node in padded}
         if len(dims) != 1:
             return None

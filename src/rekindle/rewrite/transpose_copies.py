@@ -56,6 +56,7 @@ class Turn:
 def turn_of(shape: tuple[int, ...], stride: tuple[int, ...], made: tuple[int, ...]) -> Turn | None:
     """How a tensor of this shape and stride is turned when it is written with the strides `made`,
     which are dense in some order of the dimensions; None where it is not turned."""
+    # As they lie in the result, the outermost first; neighbours that stay together are one.
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: -made[d])
     digits: list[tuple[int, int]] = []  # size and stride, from the outermost of the result
     for d in order:
@@ -67,6 +68,7 @@ def turn_of(shape: tuple[int, ...], stride: tuple[int, ...], made: tuple[int, ..
         return None
     digits = [(1, 0)] * (4 - len(digits)) + digits
     (outer, step_outer), (inner, step_inner), (rows, step_row), (columns, step_column) = digits
+    # Rows lie together in the source, columns in the result; columns may not overlap.
     if step_row != 1 or step_column < rows or min(rows, columns) < _MIN_SIDE:
         return None
     return Turn(outer, inner, rows, columns, step_outer, step_inner, step_column)
@@ -209,12 +211,12 @@ def _works(dtype: torch.dtype, device: torch.device) -> bool:
 # --- rewriting ----------------------------------------------------------------------------------
 
 
-def turn_around(edit: GraphEdit) -> None:
+def transpose_in_tiles(edit: GraphEdit) -> None:
     """Copies, sums and layer norms of turned tensors in a forward."""
     _turn(edit, edit.nodes)
 
 
-def turn_around_backward(edit: GraphEdit) -> None:
+def transpose_in_tiles_backward(edit: GraphEdit) -> None:
     """The same in a backward."""
     _turn(edit, edit.backward)
 
@@ -255,6 +257,7 @@ def _turn_sum(edit: GraphEdit, node: fx.Node) -> None:
     if made.dtype not in _SUMS or not _is_dense(made.shape, made.stride()):
         return
     values = [facts(a).value for a in node.all_input_nodes]
+    # One of the two lies as the sum does, the other is turned to it.
     kept = [k for k, v in enumerate(values) if v.stride() == made.stride()]
     if (
         len(values) != 2
