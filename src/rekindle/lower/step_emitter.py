@@ -105,11 +105,11 @@ class Emitter:
             elif item.copy is None:
                 self.random[item.node] = self.writer.placeholder(name)
             else:
-                node = self.writer.placeholder(name, facts(item.node).value)
+                node = self.writer.placeholder(name, facts(item.node))
                 self.buffers.setdefault(item.copy, Tensors()).roots[item.node] = node
         for position, index in enumerate(tangents, len(carried)):
             root = self.tangents[index]
-            node = self.writer.placeholder(f"carried_{position}", facts(root).value)
+            node = self.writer.placeholder(f"carried_{position}", facts(root))
             self.buffers[self._tangent_copy(root)] = Tensors({root: node})
 
     def end(
@@ -253,7 +253,7 @@ class Emitter:
             self._note_written(reads[first.instead.source])
             args.append(self._tensor(first.instead.out))
         made = self.writer.call(sum_and_norm, tuple(args), {})
-        tensor = self.writer.call(operator.getitem, (made, 0), {}, facts(total).value)
+        tensor = self.writer.call(operator.getitem, (made, 0), {}, facts(total))
         self._place[facts(total).storage] = Tensors({total: tensor})
         self._take_parts(norm, made, 1, second, t + 1)
         self._settle(t)
@@ -266,7 +266,7 @@ class Emitter:
         args: tuple[Any, ...] = fx.node.map_arg(instead.args, self._tensor)
         kwargs = {**fx.node.map_arg(node.kwargs, self._tensor)}
         kwargs[instead.out_name] = self._tensor(instead.out)
-        out = self.writer.call(instead.call, args, kwargs, facts(node).value)
+        out = self.writer.call(instead.call, args, kwargs, facts(node))
         self._place[facts(node).storage] = Tensors({node: out})
 
     def _emit_call(self, node: fx.Node, op: ProgramOp, t: int, first: bool) -> None:
@@ -289,7 +289,7 @@ class Emitter:
             else:
                 target, args = replay, (node.target, device, self.random[node], *args)
         known = facts(node)
-        out = self.writer.call(target, args, kwargs, known.value)
+        out = self.writer.call(target, args, kwargs, known)
         if known.storage != NO_STORAGE:
             if known.storage in op.makes:
                 self._place.setdefault(known.storage, Tensors()).roots[node] = out
@@ -305,9 +305,7 @@ class Emitter:
                 # graph ends.
                 if self._is_read(user, op, t):
                     part = (made, offset + user.args[1])
-                    tensors.roots[user] = self.writer.call(
-                        operator.getitem, part, {}, facts(user).value
-                    )
+                    tensors.roots[user] = self.writer.call(operator.getitem, part, {}, facts(user))
 
     def _is_read(self, part: fx.Node, op: ProgramOp, t: int) -> bool:
         copy = self.lives.makes[t][op.makes[facts(part).storage]]
