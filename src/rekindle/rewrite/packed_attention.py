@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.capture.node_facts import NO_STORAGE, facts, set_facts, view_facts
 from rekindle.rewrite.exactness import same_numbers, tried_once
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.layout_algebra import digits_of, merged, through
@@ -237,7 +237,7 @@ def _readers(
         node = stack.pop()
         for argument in node.all_input_nodes:
             storage = facts(argument).storage
-            if storage is not None and storage != facts(node).storage:
+            if storage not in (NO_STORAGE, facts(node).storage):
                 readers.setdefault(storage, set()).add(node)
             if argument not in seen:
                 seen.add(argument)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.capture.node_facts import NO_STORAGE, facts, set_facts, view_facts
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.layout_algebra import Digit, digits_of, merged, through
 
@@ -104,9 +104,9 @@ class _Copies:
             self.fixed |= {facts(w).storage for w in facts(node).writes}
             for argument in node.all_input_nodes:
                 below = facts(argument).storage
-                if below is not None and below != storage:
+                if below not in (NO_STORAGE, storage):
                     self.readers.setdefault(below, set()).add(node)
-            if storage is not None and facts(node).phase == "backward":
+            if storage != NO_STORAGE and facts(node).phase == "backward":
                 self.made.setdefault(storage, node)
 
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
