@@ -26,14 +26,12 @@ from rekindle.core import parse_budget
 from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.nn_sequential.stage_profile import (
     Unit,
-    detached,
     generator_states,
     generators_kept,
-    map_tensors,
     measure,
     set_generator_states,
-    tensors_of,
 )
+from rekindle.nn_sequential.stage_values import detached, map_tensors, tensors_of
 from rekindle.partition.chain import Chain
 from rekindle.solve.chains.chain_dp import Rule, Run, Sequence1, Step, best_sequence
 

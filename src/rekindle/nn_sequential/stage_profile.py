@@ -11,7 +11,6 @@ random number generators are left as they were.
 import contextlib
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,9 @@ import torch
 from torch import nn
 
 from rekindle.errors import CaptureError
+from rekindle.nn_sequential.memory_meters import AllocatorMeter, StorageMeter
+from rekindle.nn_sequential.stage_values import detached, tensors_of
 from rekindle.partition.chain import Block, Chain, Option
-from rekindle.torch_compat import TorchDispatchMode
 
 TRIALS = 3
 
@@ -50,30 +50,6 @@ class Unit:
         ]
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors of a value that flows between stages: one, or tuples and lists of them."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for part in value for tensor in tensors_of(part)]
-    return []
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        parts = [map_tensors(function, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def detached(value: Any, like: Any = None) -> Any:
-    """Leaves that share the storage and need gradients where the tensors of `like` do."""
-    wanted = iter(tensors_of(value if like is None else like))
-    return map_tensors(lambda t: t.detach().requires_grad_(next(wanted).requires_grad), value)
-
-
 @contextlib.contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
@@ -92,63 +68,6 @@ def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
-
-
-class _StorageMeter(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the storages that appear while it is on and are still referred to."""
-
-    def __init__(self, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.live_bytes = self.peak_bytes = 0
-        # Finalizers refer to the storage by its address, which stays its own while it lives.
-        self._sizes: dict[int, int] = dict.fromkeys(
-            (t.untyped_storage().data_ptr() for t in known), 0
-        )
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors_of(result):
-            storage = tensor.untyped_storage()
-            key = storage.data_ptr()
-            # Views and in-place ops give back storages that are known.
-            if key and key not in self._sizes:
-                self._sizes[key] = storage.nbytes()
-                self.live_bytes += storage.nbytes()
-                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-                weakref.finalize(storage, self._gone, key).atexit = False
-        return result
-
-    def _gone(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key, 0)
-
-    def restart(self) -> None:
-        self.peak_bytes = self.live_bytes
-
-
-class _AllocatorMeter:
-    """The same by CUDA's caching allocator, which also sees what kernels allocate inside."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._base = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def __enter__(self) -> "_AllocatorMeter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.synchronize(self.device)
-
-    @property
-    def live_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self.device) - self._base)
-
-    @property
-    def peak_bytes(self) -> int:
-        return int(torch.cuda.max_memory_allocated(self.device) - self._base)
-
-    def restart(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +202,7 @@ def _measure_unit(
     ]
 
     def meter() -> Any:
-        return _AllocatorMeter(device) if device.type == "cuda" else _StorageMeter(known)
+        return AllocatorMeter(device) if device.type == "cuda" else StorageMeter(known)
 
     bare = meter()
     with torch.no_grad(), bare:
