@@ -12,10 +12,10 @@ from support.schedules import SCHEDULES
 from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
-from rekindle import torch_compat
 from rekindle.capture import joint as joint_module
 from rekindle.capture.node_facts import facts
 from rekindle.errors import CaptureError, PlanMismatch
+from rekindle.torch_compat import dynamo
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 WIDTH = 16
@@ -289,6 +289,6 @@ def test_without_the_switch_the_second_route_is_refused(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release in which code cannot be told that it is not being compiled: no second route."""
-    monkeypatch.setattr(torch_compat, "_not_compiling", contextlib.nullcontext)
+    monkeypatch.setattr(dynamo, "_not_compiling", contextlib.nullcontext)
     with pytest.raises(CaptureError, match="believe that it is being compiled"):
         manage(example(InsistsOnTensor, device))

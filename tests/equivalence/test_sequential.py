@@ -9,7 +9,7 @@ from torch import nn
 
 from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.nn_sequential.managed_sequential import ManagedSequential, sequential
-from rekindle.nn_sequential.stage_profile import _StorageMeter
+from rekindle.nn_sequential.memory_meters import StorageMeter
 from rekindle.solve.chains.chain_dp import Run
 
 
@@ -213,11 +213,11 @@ def measured_peak(model, original, x):
     gradient = torch.ones_like(probe)
     del probe
     clear(model)
-    meter = _StorageMeter(known)
+    meter = StorageMeter(known)
     with meter:
         y = model(x)
         y.backward(gradient)
-    return meter.peak
+    return meter.peak_bytes
 
 
 def test_less_memory_costs_more_and_less_than_twice():

@@ -26,6 +26,15 @@ MAY_USE_TORCH_COMPAT = (
 )
 
 
+OFFERED = ast.literal_eval(
+    next(
+        node.value
+        for node in ast.parse((SOURCE / "torch_compat" / "__init__.py").read_text("utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+)
+
+
 def room(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -38,6 +47,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def not_offered(names: list[str]) -> Iterator[str]:
+    """What is imported from inside `torch_compat`, past what it offers."""
+    inside = (n for n in names if n.startswith("rekindle.torch_compat."))
+    return (n for n in inside if n.removeprefix("rekindle.torch_compat.") not in OFFERED)
 
 
 def private_torch(tree: ast.AST) -> Iterator[str]:
@@ -61,7 +76,9 @@ def test_file(path):
     if room(path) not in (*MAY_USE_TORCH_COMPAT, "torch_compat"):
         assert not [name for name in names if name.startswith("rekindle.torch_compat")]
     if room(path) != "torch_compat":
-        assert not list(private_torch(tree)), "private torch names belong in torch_compat.py"
+        assert not list(not_offered(names)), "import what torch_compat offers from the package"
+    if room(path) != "torch_compat":
+        assert not list(private_torch(tree)), "private torch names belong in torch_compat"
     assert path.stem not in ("utils", "helpers")
     assert ast.get_docstring(tree), "a module opens with what it is for"
 
@@ -69,6 +86,13 @@ def test_file(path):
 def test_the_rules_find_offenders():
     tree = ast.parse("import torch._C\nfrom torch.fx import _x\nimport torch\ntorch._y.z()\n")
     assert list(private_torch(tree)) == ["torch._C", "torch.fx._x", "torch._y"]
+
+
+def test_the_inside_of_torch_compat_is_its_own():
+    tree = ast.parse("from rekindle.torch_compat import pytree\nimport rekindle.torch_compat.ops\n")
+    assert list(not_offered(list(imported(tree)))) == ["rekindle.torch_compat.ops"]
+    tree = ast.parse("from rekindle.torch_compat.dynamo import read_whole\n")
+    assert len(list(not_offered(list(imported(tree))))) == 1
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:

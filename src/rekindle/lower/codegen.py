@@ -44,6 +44,7 @@ class _Writer:
                 if argument not in read:
                     read.add(argument)
                     self.last_reads.setdefault(node, []).append(argument.name)
+        # Walked from the end: the first reader that is met is the last one to run.
         self.read = read
 
     def function(self) -> tuple[Callable[[list[Any]], Any], str]:
@@ -84,6 +85,7 @@ class _Writer:
             return str(arg.name)
         if arg is None or type(arg) in (bool, int, str):
             return repr(arg)
+        # inf and nan have no literal: they are given by a name in the scope, as everything below.
         if type(arg) is float and math.isfinite(arg):
             return repr(arg)
         if isinstance(arg, list):
@@ -99,6 +101,8 @@ class _Writer:
 
     def _name(self, thing: Any, like: str) -> str:
         """A name for something that the code refers to, as near to its own as can be."""
+        # By id: two things may be equal and not the same. The scope keeps each alive, so an id
+        # stays its own.
         known = self.names.get(id(thing))
         if known is not None:
             return known

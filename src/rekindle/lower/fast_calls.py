@@ -75,6 +75,7 @@ def _try_forms(target: Any, name: str, call: Any) -> str:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
 
     args, kwargs = fx.node.map_aggregate(call, as_meta)
+    # Cheapest first: all of these parse their arguments in generated C, not by a schema.
     forms: list[tuple[str, Any]] = []
     if args and isinstance(args[0], torch.Tensor) and hasattr(torch.Tensor, name):
         forms.append(("method", functools.partial(_method, name)))
@@ -106,12 +107,15 @@ def _dispatches(function: Any, target: Any, args: Any, kwargs: Any) -> bool:
     """Whether the call reaches this one op with these very arguments."""
     probe = _Probe()
     try:
+        # On meta tensors, below autograd: nothing is computed and no graph is made.
         with eager_kernels(), probe:
             function(*args, **kwargs)
     except Exception:  # a form that does not take these arguments: the next one may
         return False
     if len(probe.calls) != 1 or probe.calls[0][0] is not target:
         return False
+    # The same op is not enough: a method may fill in another default, or turn a number into a
+    # tensor.
     mine, theirs = _bound(target, args, kwargs), _bound(target, *probe.calls[0][1:])
     return mine.keys() == theirs.keys() and all(_same(mine[k], theirs[k]) for k in mine)
 
@@ -134,4 +138,5 @@ def _same(a: Any, b: Any) -> bool:
         return a is b
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    # 1, 1.0 and True are equal to Python and not to an op.
     return type(a) is type(b) and bool(a == b)

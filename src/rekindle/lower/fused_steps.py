@@ -27,6 +27,7 @@ def joined_steps(
     pairs = [t for t in range(len(steps) - 1) if _is_pair(program, steps, lives, t)]
     if not pairs:
         return frozenset()
+    # Simulated once for all pairs: a pair that is joined holds more memory at its own step alone.
     trace = None if problem is None else simulate(problem, Schedule(tuple(steps)))
     found = []
     for t in pairs:
@@ -35,6 +36,7 @@ def joined_steps(
             found.append(t)
         elif trace is not None and problem is not None:
             more = sum(problem.values[v].size for v in later)
+            # Units are bytes, of blocks: the sizes of the problem.
             if trace.memory[t + 1] + more <= ROOM * trace.peak:
                 found.append(t)
     return frozenset(found)
@@ -47,6 +49,7 @@ def _is_pair(program: Program, steps: Sequence[int], lives: Lifetimes, t: int) -
     total, norm = first.nodes[0], second.nodes[0]
     if not facts(norm).with_sum or norm.args[0] is not total:
         return False
+    # A sum that was joined with something else already is no add any more.
     if total.target is not aten.add.Tensor or first.writes or second.writes:
         return False
     made = first.makes[facts(total).storage]

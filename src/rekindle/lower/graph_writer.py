@@ -20,6 +20,8 @@ from rekindle.program.program import Program
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
+# Of what has no tensor to look like. Facts are shared, not made anew: that takes as long as a call.
+_UNKNOWN = NodeFacts()
 
 
 @dataclass(slots=True)
@@ -47,25 +49,25 @@ class GraphWriter:
         self.graph.output(list(outs))
         return compile_boxed(self.graph)
 
-    # ---- inputs and calls; `like` is a tensor without data that looks like the result
+    # ---- inputs and calls; `like` are the facts of a recorded node whose tensor looks like theirs
 
-    def placeholder(self, name: str, like: Any = None) -> fx.Node:
+    def placeholder(self, name: str, like: NodeFacts = _UNKNOWN) -> fx.Node:
         node = self.graph.placeholder(name)
-        set_facts(node, NodeFacts(like))
+        set_facts(node, like)
         return node
 
     def call(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: Any = None
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: NodeFacts = _UNKNOWN
     ) -> fx.Node:
         node = fast_calls.call(self.graph, target, args, kwargs)
         self._first_call = self._first_call or node
-        set_facts(node, NodeFacts(like if isinstance(like, torch.Tensor) else None))
+        set_facts(node, like if isinstance(like.value, torch.Tensor) else _UNKNOWN)
         return node
 
     def copied(self, tensors: Tensors) -> Tensors:
         """The same on a copy of the storage."""
         [(root, tensor)] = tensors.roots.items()
-        return Tensors({root: self.call(clone_storage, (tensor,), {}, facts(root).value)})
+        return Tensors({root: self.call(clone_storage, (tensor,), {}, facts(root))})
 
     # ---- recorded tensors
 
@@ -83,10 +85,10 @@ class GraphWriter:
         if base not in inputs:
             assert base.op == "placeholder", f"{base} is read before it is made"
             if self._first_call is None:
-                inputs[base] = self.placeholder(base.name, facts(base).value)
+                inputs[base] = self.placeholder(base.name, facts(base))
             else:
                 with self.graph.inserting_before(self._first_call):
-                    inputs[base] = self.placeholder(base.name, facts(base).value)
+                    inputs[base] = self.placeholder(base.name, facts(base))
         return self.view(node, self._residents)
 
     def view(self, node: fx.Node, tensors: Tensors) -> fx.Node:
@@ -97,6 +99,8 @@ class GraphWriter:
         if node in views:
             return views[node]
         above = self.program.base.get(node)
+        # Views that undo each other, such as a transpose of a transpose, are the tensor that they
+        # began with.
         while above is not None:
             if _same_view(node, above):
                 return self.view(above, tensors)
@@ -106,7 +110,7 @@ class GraphWriter:
             args: Any = (self.view(source, tensors), *node.args[1:])
         else:
             args = fx.node.map_arg(node.args, lambda a: self.view(a, tensors))
-        out = self.call(node.target, args, dict(node.kwargs), facts(node).value)
+        out = self.call(node.target, args, dict(node.kwargs), facts(node))
         views[node] = out
         return out
 
@@ -120,6 +124,8 @@ class GraphWriter:
         if source is None or not isinstance(facts(source).value, torch.Tensor):
             return None
         like, wanted = facts(source).value, facts(node).value
+        # Tried on a meta tensor: whether a reshape is a view hangs on strides, and torch's own rule
+        # is the one that counts. A copy here would be memory that no plan knows of.
         trial = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         try:
             fits = trial.view(wanted.shape).stride() == wanted.stride()

@@ -40,6 +40,7 @@ class Guards:
             if node.op == "placeholder":
                 self.sources.append(source_of(node))
                 made[node] = graph.placeholder(node.name)
+        # A part that writes runs on copies: asking must change nothing of the caller's.
         for node in tuple(made):
             if facts(node).storage in written:
                 made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
@@ -50,6 +51,7 @@ class Guards:
         self.scalars = questions
         at = 0
         for node in needed:
+            # A question stands where Python asked it: what is written later must not be seen.
             while at < len(questions) and questions[at].num_before <= position[node]:
                 answers.append(self._ask(graph, made, questions[at]))
                 at += 1
@@ -69,6 +71,7 @@ class Guards:
         with eager_kernels():
             answers = self.run(list(residents))
         for question, answer in zip(self.scalars, answers, strict=True):
+            # NaN is not equal to itself, and still the same answer.
             if answer != question.value and not (
                 answer != answer and question.value != question.value
             ):

@@ -55,8 +55,10 @@ def lifetimes(
         op = program.ops[i]
         wanted = [v for v in op.inputs if not values[v].resident]
         if start is not None:
+            # Tokens order the forward's effects, and that forward has run.
             wanted = [v for v in wanted if op.phase != "loss" and values[v].storage is not None]
         reads.append({v: current[v] for v in wanted})
+        # Steps come in order, so the last write to an entry is the last read.
         for copy in reads[t].values():
             last[copy] = t
         if op.phase == "loss":
@@ -68,6 +70,7 @@ def lifetimes(
             made.append((v, t))
             last.append(t)
     last_reads = list(last)
+    # What the caller holds, and the results, live to the end of the step whoever reads them.
     for v in program.held:
         if v in given:
             last[given[v]] = end

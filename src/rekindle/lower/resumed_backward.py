@@ -10,8 +10,9 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
-from rekindle.lower.emit import Carried, Emitter, Saved, Stretch
+from rekindle.lower.emit import Stretch
 from rekindle.lower.lifetimes import lifetimes
+from rekindle.lower.step_emitter import Carried, Emitter, Saved
 from rekindle.program.program import Program
 
 
@@ -67,6 +68,7 @@ def _steps(program: Program, there: set[int], states: set[fx.Node]) -> tuple[int
             missing = [v for v in top.inputs if v not in there]
             if missing:
                 stack += [producer[v] for v in missing]
+                # Each op is waited for a few times at most: a deeper stack goes round in circles.
                 if len(stack) > len(program.ops) * 4:
                     return None
                 continue
@@ -74,6 +76,8 @@ def _steps(program: Program, there: set[int], states: set[fx.Node]) -> tuple[int
             if now != i and all(v in there for v in top.outputs):
                 continue
             random = [n for n in top.nodes if op_effects.is_random(n.target)]
+            # What must run once has run; a random op can only be replayed from a state that was
+            # saved.
             if top.phase == "forward" and (
                 not top.recomputable or any(n not in states for n in random)
             ):

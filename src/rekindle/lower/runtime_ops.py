@@ -7,6 +7,8 @@ import torch
 
 def clone_storage(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same layout over a copy of the whole storage."""
+    # clone keeps the strides of a dense tensor; of one with gaps, or expanded, it does not, and
+    # views made later count on the storage.
     copy = tensor.clone()
     if copy.stride() == tensor.stride():
         return copy

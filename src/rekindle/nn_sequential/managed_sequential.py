@@ -1,8 +1,8 @@
 """Rotor for an `nn.Sequential`: no graph capture, so it works where capture cannot.
 
-`sequential(model, sample, budget=...)` measures each stage on the sample (`lower.stages`), finds
-the best sequence of bare runs, saving runs and backward runs within the budget (`solve.rotor`), and
-returns a module of the same class, parameters and state_dict that runs it: bare runs under
+`sequential(model, sample, budget=...)` measures each stage on the sample (`stage_profile`), finds
+the best sequence of bare runs, saving runs and backward runs within the budget (`solve.chains`),
+and returns a module of the same class, parameters and state_dict that runs it: bare runs under
 no_grad, saving runs under autograd itself. Random numbers, buffers and autocast are the same in a
 second run as in the first, and are left as one run leaves them.
 
@@ -26,14 +26,12 @@ from rekindle.core import parse_budget
 from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.nn_sequential.stage_profile import (
     Unit,
-    detached,
     generator_states,
     generators_kept,
-    map_tensors,
     measure,
     set_generator_states,
-    tensors_of,
 )
+from rekindle.nn_sequential.stage_values import detached, map_tensors, tensors_of
 from rekindle.partition.chain import Chain
 from rekindle.solve.chains.chain_dp import ChainSequence, Rule, Run, Step, best_sequence
 
@@ -77,7 +75,10 @@ def sequential(
     units, chain = measure(model, sample)
     keep_all_peak = _keep_all_peak(chain)
     budget_bytes = parse_budget(budget, keep_all_peak)
+    # The program's work grows with the cube of the length: a long chain gets coarser slots of
+    # memory.
     slots = min(SLOTS, max(500, 6 * ADDS // len(chain) ** 3))
+    # Slots round sizes up, so the program might refuse what fits by a few bytes.
     if budget_bytes >= keep_all_peak:
         sequence: ChainSequence | None = _keep_all(chain)
     else:
@@ -123,6 +124,7 @@ def _keep_all_peak(chain: Chain) -> int:
 
 
 def _least_bytes(chain: Chain, keep_all_peak: int, rule: Rule, slots: int) -> int:
+    # By bisection to a thousandth: feasibility only grows with the budget.
     low, high = 0, keep_all_peak  # which is known to do
     while high - low > high // 1000 + 1:
         middle = (low + high) // 2
@@ -140,7 +142,9 @@ def _managed(model: nn.Sequential, plan: SequentialPlan) -> nn.Sequential:
     if kind is nn.Sequential:
         managed.__class__ = ManagedSequential
     else:
+        # A subclass keeps its methods, and `isinstance` still holds.
         managed.__class__ = type(kind.__name__, (ManagedSequential, kind), {})
+    # On the copy alone, and past nn.Module, which looks at all that it is given.
     object.__setattr__(managed, "plan", plan)
     object.__setattr__(managed, "_told", False)
     return managed
@@ -168,9 +172,13 @@ class ManagedSequential(nn.Sequential):  # type: ignore[misc]
             return super().forward(input)
         parameters = list({id(p): p for unit in plan.units for p in unit.parameters}.values())
         inputs = tensors_of(input)
+        # Nothing wants a gradient: autograd would save nothing, and there is no backward to plan
+        # for.
         if not parameters and not any(t.requires_grad for t in inputs):
             return super().forward(input)
         walk = _Walk(plan, input, parameters)
+        # Parameters are arguments so that autograd sees them: their gradients leave through it,
+        # hooks and accumulation included.
         results = _RunPlan.apply(walk, *inputs, *parameters)
         tensors = iter(results)
         return map_tensors(lambda _: next(tensors), walk.pattern)
@@ -201,6 +209,7 @@ class _Walk:
         self.parameters = parameters
         self.value = value
         self.pattern: Any = None  # of the result
+        # The step at which the backward begins.
         self.turn = next(k for k, (run, _, _) in enumerate(plan.steps) if run == Run.back)
         tensors = tensors_of(value)
         self.device = tensors[0].device if tensors else torch.device("cpu")
@@ -224,6 +233,7 @@ class _Walk:
             self._forward_step(*step)
         last = len(self.plan.units) - 1
         _, output = self.saved[last]
+        # The nesting of the result without its memory.
         self.pattern = map_tensors(lambda t: t.new_empty(0), output)
         self.activations.pop(last + 1)
         return tuple(t.detach() for t in tensors_of(output))
@@ -265,6 +275,7 @@ class _Walk:
     ) -> list[torch.Tensor | None]:
         leaf, y = self.saved.pop(k)
         unit = self.plan.units[k]
+        # Inputs of later units have served: their backward has run.
         for later in [j for j in self.activations if j > k]:
             del self.activations[later]
         pairs = [
@@ -279,6 +290,7 @@ class _Walk:
         if pairs and wanted:
             outputs, given = [t for t, _ in pairs], [g for _, g in pairs]
             del pairs
+            # Not `backward()`: it would add to `.grad` behind the back of the caller's autograd.
             made = list(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
         for parameter, gradient in zip(unit.parameters, made[len(inputs) :], strict=True):
             if gradient is not None:
@@ -298,6 +310,8 @@ class _Walk:
                 stack.enter_context(
                     torch.autocast(device_type=kind, dtype=dtype, cache_enabled=False)
                 )
+            # The first run is eager's: it draws from the stream and moves running statistics. Any
+            # other starts from the same state and leaves no trace.
             if k not in self.ran:
                 self.ran.add(k)
                 if unit.draws:

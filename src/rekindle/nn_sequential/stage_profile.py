@@ -11,7 +11,6 @@ random number generators are left as they were.
 import contextlib
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,9 @@ import torch
 from torch import nn
 
 from rekindle.errors import CaptureError
+from rekindle.nn_sequential.memory_meters import AllocatorMeter, StorageMeter
+from rekindle.nn_sequential.stage_values import detached, tensors_of
 from rekindle.partition.chain import Block, Chain, Option
-from rekindle.torch_compat import TorchDispatchMode
 
 TRIALS = 3
 
@@ -50,30 +50,6 @@ class Unit:
         ]
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors of a value that flows between stages: one, or tuples and lists of them."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for part in value for tensor in tensors_of(part)]
-    return []
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        parts = [map_tensors(function, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def detached(value: Any, like: Any = None) -> Any:
-    """Leaves that share the storage and need gradients where the tensors of `like` do."""
-    wanted = iter(tensors_of(value if like is None else like))
-    return map_tensors(lambda t: t.detach().requires_grad_(next(wanted).requires_grad), value)
-
-
 @contextlib.contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
@@ -94,78 +70,23 @@ def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -
         torch.cuda.set_rng_state(states[1], device)
 
 
-class _StorageMeter(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the storages that appear while it is on and are still referred to."""
-
-    def __init__(self, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        # Finalizers refer to the storage by its address, which stays its own while it lives.
-        self._sizes: dict[int, int] = dict.fromkeys(
-            (t.untyped_storage().data_ptr() for t in known), 0
-        )
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors_of(result):
-            storage = tensor.untyped_storage()
-            key = storage.data_ptr()
-            if key and key not in self._sizes:
-                self._sizes[key] = storage.nbytes()
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._gone, key).atexit = False
-        return result
-
-    def _gone(self, key: int) -> None:
-        self.live -= self._sizes.pop(key, 0)
-
-    def restart(self) -> None:
-        self.peak = self.live
-
-
-class _AllocatorMeter:
-    """The same by CUDA's caching allocator, which also sees what kernels allocate inside."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._base = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def __enter__(self) -> "_AllocatorMeter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.synchronize(self.device)
-
-    @property
-    def live(self) -> int:
-        return int(torch.cuda.memory_allocated(self.device) - self._base)
-
-    @property
-    def peak(self) -> int:
-        return int(torch.cuda.max_memory_allocated(self.device) - self._base)
-
-    def restart(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
-
-
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    output: int
-    input_gradient: int
-    parameter_gradient: int
-    bare_peak: int
+    output_bytes: int
+    input_gradient_bytes: int
+    parameter_gradient_bytes: int
+    bare_peak_bytes: int
     bare_ns: int
-    saved: int
-    forward_peak: int
-    backward_peak: int
+    saved_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
     step_ns: int  # forward with autograd, and backward
 
 
 def measure(model: nn.Sequential, sample: Any) -> tuple[tuple[Unit, ...], Chain]:
     """The units of the model and the chain they make on that sample."""
     device = next((t.device for t in tensors_of(sample)), torch.device("cpu"))
+    # Stages run several times here: dropout draws and batch norm counts, and none of it may show.
     with _state_kept(model, device):
         units = _without_idle_outputs(_units(model, sample, device), sample)
         seen: set[int] = set()
@@ -173,6 +94,7 @@ def measure(model: nn.Sequential, sample: Any) -> tuple[tuple[Unit, ...], Chain]
         x = sample
         for unit in units:
             new = sum(p.nbytes for p in unit.parameters if id(p) not in seen)
+            # Tied parameters have one gradient: it is counted once.
             seen.update(map(id, unit.parameters))
             result, x = _measure_unit(unit, x, new, device)
             results.append(result)
@@ -207,6 +129,8 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
             changed = any(
                 not torch.equal(a, b) for a, b in zip(buffers, stage.buffers(), strict=True)
             )
+            # The caller's tensor: there is no earlier stage to join with, and no copy to run on
+            # again.
             if written and k == 0:
                 raise CaptureError(
                     f"stage 0 ({type(stage).__name__}) writes into the model's input, so it "
@@ -236,6 +160,7 @@ def _without_idle_outputs(units: Sequence[Unit], sample: Any) -> tuple[Unit, ...
         between = {t.untyped_storage().data_ptr() for t in tensors_of(y)}
         before, x = saved, y
         saved, y = _saved_storages(unit, x)
+        # Autograd keeps the value between: it can be kept or made again, so the units stay two.
         if between & (before | saved):
             joined.append(unit)
         else:
@@ -277,19 +202,20 @@ def _measure_unit(
     ]
 
     def meter() -> Any:
-        return _AllocatorMeter(device) if device.type == "cuda" else _StorageMeter(known)
+        return AllocatorMeter(device) if device.type == "cuda" else StorageMeter(known)
 
     bare = meter()
     with torch.no_grad(), bare:
         output = unit(x)
     del output
+    # Timed without the meter, which is called for each op.
     bare_ns = _median_ns(lambda: _bare(unit, x), device)
 
     leaf = detached(x)
     step = meter()
     with torch.enable_grad(), step:
         y = unit(leaf)
-    saved, forward_peak = step.live, step.peak
+    saved, forward_peak = step.live_bytes, step.peak_bytes
     following = detached(y)
     outputs = [t for t in tensors_of(y) if t.requires_grad]
     inputs = [t for t in tensors_of(leaf) if t.requires_grad]
@@ -297,25 +223,26 @@ def _measure_unit(
     backward_peak = saved
     if outputs:
         step = meter() if device.type == "cuda" else step
+        # The CPU's meter goes on counting from the forward; the allocator's begins anew.
         base = 0 if device.type == "cpu" else saved
         step.restart()
         with step:
             made = torch.autograd.grad(
                 outputs, [*inputs, *unit.parameters], gradients, allow_unused=True
             )
-        backward_peak = base + step.peak
+        backward_peak = base + step.peak_bytes
         del made
     del y, outputs
     step_ns = _median_ns(lambda: _step(unit, x), device)
     return _Measured(
-        output=_bytes(following),
-        input_gradient=_bytes(inputs),
-        parameter_gradient=parameter_gradient,
-        bare_peak=bare.peak,
+        output_bytes=_bytes(following),
+        input_gradient_bytes=_bytes(inputs),
+        parameter_gradient_bytes=parameter_gradient,
+        bare_peak_bytes=bare.peak_bytes,
         bare_ns=bare_ns,
-        saved=saved,
-        forward_peak=forward_peak,
-        backward_peak=backward_peak,
+        saved_bytes=saved,
+        forward_peak_bytes=forward_peak,
+        backward_peak_bytes=backward_peak,
         step_ns=step_ns,
     ), following
 
@@ -370,18 +297,19 @@ def _chain(units: Sequence[_Measured]) -> Chain:
     """The model's input is the caller's and not counted. Its output is held by the caller, and the
     gradient of that by the autograd engine until the whole backward is done."""
     blocks = []
-    kept = sum(u.parameter_gradient for u in units)
-    held = 2 * units[-1].output
+    kept = sum(u.parameter_gradient_bytes for u in units)
+    # The output and its gradient.
+    held = 2 * units[-1].output_bytes
     for k, unit in enumerate(units):
-        kept -= unit.parameter_gradient
+        kept -= unit.parameter_gradient_bytes
         last = k == len(units) - 1
-        before = units[k - 1].output if k else 0
-        gradient = units[k + 1].input_gradient if not last else unit.output
+        before = units[k - 1].output_bytes if k else 0
+        gradient = units[k + 1].input_gradient_bytes if not last else unit.output_bytes
         # Measured with the gradients of parameters as new tensors: they stay from there on.
         option = Option(
-            saved=max(unit.saved, unit.output),
-            forward_peak=max(unit.forward_peak, unit.output),
-            backward_peak=unit.backward_peak,
+            saved=max(unit.saved_bytes, unit.output_bytes),
+            forward_peak=max(unit.forward_peak_bytes, unit.output_bytes),
+            backward_peak=unit.backward_peak_bytes,
             cost=unit.step_ns,
         )
         blocks.append(
@@ -389,8 +317,8 @@ def _chain(units: Sequence[_Measured]) -> Chain:
                 input_size=before,
                 standing=gradient + kept + (0 if last else held),
                 bare_cost=unit.bare_ns,
-                bare_peak=max(unit.bare_peak, unit.output),
-                pass_peak=before + max(unit.bare_peak, unit.output),
+                bare_peak=max(unit.bare_peak_bytes, unit.output_bytes),
+                pass_peak=before + max(unit.bare_peak_bytes, unit.output_bytes),
                 options=(option,),
             )
         )

@@ -26,6 +26,7 @@ def _loss_outside(predictor: Predictor, schedule: Schedule, budget_bytes: int | 
     if loss is None or not makes:
         return ""
     trace = simulate(problem, schedule)
+    # While the loss runs the model's outputs are held, and so is all that the backward will read.
     memory = trace.memory[schedule.ops.index(loss)]
     limit = trace.peak if budget_bytes is None else budget_bytes
     if memory + makes <= limit:

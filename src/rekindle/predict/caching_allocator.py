@@ -1,7 +1,7 @@
 """The CUDA caching allocator as a model: which block each request of a schedule would get.
 
-`memory_allocated` counts blocks, and a block may be larger than its request (see `blocks`). How
-much larger depends on which blocks happen to be free, so it follows from the whole sequence of
+`memory_allocated` counts blocks, and a block may be larger than its request (see `block_sizes`).
+How much larger depends on which blocks happen to be free, so it follows from the whole sequence of
 requests. `pool_peak` plays that sequence, step after step, on a pool that holds the residents and
 on an empty one: what parameters leave over of their segments is too short for some requests and
 a little too long for others (a ResNet-18's gradients take 2 % more beside its parameters than
@@ -41,11 +41,16 @@ class CachingPool:
         self.peak_bytes = 0
 
     def allocate(self, request_bytes: int) -> Block:
+        # Bytes, rounded up to 512 as the allocator does before it looks for a block.
         size = max(ROUND, -(-request_bytes // ROUND) * ROUND)
         is_small = size <= SMALL
         free = self._free[is_small]
+        # The smallest that is large enough; of equal ones the oldest, by `order`, where the
+        # allocator takes the lowest address.
         at = bisect.bisect_left(free, (size, -1))
         block = free.pop(at)[2] if at < len(free) else self._segment(size, is_small)
+        # What is left over from a large block stays part of it up to 1 MiB: here blocks become
+        # larger than requests.
         rest = block.size - size
         if rest >= ROUND if is_small or self._expandable else rest > SMALL:
             self._split(block, size)
@@ -57,6 +62,7 @@ class CachingPool:
     def release(self, block: Block) -> None:
         self.allocated_bytes -= block.size
         block.free = True
+        # Only within a segment: blocks of two segments never become one.
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
                 self._forget(neighbour)
@@ -132,16 +138,19 @@ def _steps_peak(
         live: dict[int, Block] = {}
         for made, workspace, dead in steps:
             for copy, request, takes_over in made:
+                # Written over: the same block, under another copy's name.
                 if takes_over is not None:
                     live[copy] = live.pop(takes_over)
                 elif request:
                     live[copy] = pool.allocate(request)
+            # Temporaries come and go while the op runs, beside its inputs and outputs.
             if workspace:
                 pool.release(pool.allocate(workspace))
             for copy in dead:
                 if copy in live:
                     pool.release(live.pop(copy))
         worst = max(worst, pool.peak_bytes - held)
+        # The caller lets go of gradients and outputs before the next step.
         for block in live.values():
             pool.release(block)
     return worst

@@ -21,6 +21,8 @@ from rekindle.errors import BudgetInfeasible, InvalidBudget
 from rekindle.plans.options import DEFAULTS
 from rekindle.profile.block_sizes import blocks_of
 
+# A parameter of two different small sides: of each tensor of state one sees by its size whether it
+# is as large as the parameter, a row or a column of it (Adafactor).
 _PROBE = (3, 5)
 
 
@@ -137,6 +139,7 @@ def device_budget(
     free_now = asked == "auto" and memory_bytes is None
     if free_now:
         total = free_bytes(where)
+        # What is free now has the rest taken off already; these come with the first step.
         taken = residents.optimizer_missing_bytes + residents.buckets_bytes
     else:
         whole = total_bytes(where) if memory_bytes is None else memory_bytes
@@ -224,6 +227,7 @@ def _state_bytes(
     """What one step of such an optimizer makes for one parameter, by a step on a tiny one."""
     accepted = inspect.signature(kind.__init__).parameters
     given = {k: v for k, v in options.items() if k in accepted and k != "params"}
+    # They ask for a device, and the tiny parameter is on the CPU; the state is the same without.
     given.pop("fused", None)
     given.pop("capturable", None)
     probe = nn.Parameter(torch.zeros(_PROBE, dtype=parameter.dtype))
@@ -260,6 +264,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _key(tensor: torch.Tensor) -> int:
+    # By the address: tied parameters and views count once. Empty and meta tensors have none.
     return int(tensor.untyped_storage().data_ptr()) or id(tensor)
 
 

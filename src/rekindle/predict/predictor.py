@@ -37,6 +37,8 @@ class Predictor:
         trace = simulate(self.problem, schedule)
         ones = self._root_gradients_bytes()
         if self.profile.kind != "cuda":
+            # The CPU allocator hands out what is asked for, so the simulated peak is the peak but
+            # for these.
             states = self._num_states(schedule)
             kept = (_CPU_RANDOM_STATE_BYTES * n for n in states)
             return ones + max((m + k for m, k in zip(trace.memory, kept, strict=True)), default=0)
@@ -81,6 +83,8 @@ class Predictor:
             if op_id in random:
                 first.setdefault(op_id, step)
                 last[op_id] = step
+        # Differences, summed up below: states are added at their first run and taken off after the
+        # last.
         changes = [0] * (len(schedule.ops) + 1)
         for op_id, step in first.items():
             if last[op_id] > step:

@@ -67,6 +67,7 @@ def measure_step(
 
     with _no_trace(model, args, kwargs, device) as clear:
         gaps = _fill_gaps(device)
+        # The first steps choose kernels and fill the allocator's cache; their memory is no step's.
         for _ in range(max(1, num_warmup)):
             step()
             clear()
@@ -82,6 +83,7 @@ def _fill_gaps(device: torch.device) -> list[torch.Tensor]:
     larger than asked, so that a small model's peak would follow what ran before it."""
     if device.type != "cuda":
         return []
+    # Whole free segments go back; what is left are gaps in segments that are in use.
     torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     stream = torch.cuda.current_stream(device).cuda_stream
@@ -142,6 +144,7 @@ def _backward(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
     if loss is not None:
         loss(output).backward()
         return
+    # As the models of transformers return it: in a dict, or as an attribute.
     own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
         own.backward()
@@ -174,6 +177,7 @@ def _no_trace(
 ) -> Iterator[Callable[[], None]]:
     """Sets gradients aside, yields what clears those of a step, puts everything back."""
     leaves = [*model.parameters(), *(t for t in _leaves((args, kwargs)) if t.is_leaf)]
+    # Set aside, not copied: `.grad` is the same tensor afterwards.
     kept = [(t, t.grad) for t in leaves]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
 

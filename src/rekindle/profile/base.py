@@ -48,6 +48,7 @@ class Profile:
     ops: tuple[OpProfile, ...]  # one per distinct signature
     targets: tuple[str, ...]  # per distinct signature: the op it calls
     wall_s: float = 0.0  # what profiling took
+    # Not data: found from `names` and `which` when it is made.
     _position: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "version": VERSION,
         "device": device_name(device),
         "torch": torch.__version__,
+        # TF32 or not: another kernel, several times as fast.
         "float32_matmul": _setting(torch.get_float32_matmul_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
@@ -51,6 +52,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         mkldnn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
         return record | {"threads": torch.get_num_threads(), "mkldnn": bool(mkldnn)}
     cudnn = torch.backends.cudnn
+    # A name is not enough: cards of one name have been sold with different memory.
     properties = torch.cuda.get_device_properties(device)
     return record | {
         "memory_bytes": properties.total_memory,
@@ -76,6 +78,7 @@ def _setting(read: Callable[[], Any]) -> Any:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
+    # `platform` knows the architecture alone on Linux.
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -205,6 +208,8 @@ def _read(path: Path) -> dict[str, OpProfile]:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             numbers = {k: record[k] for k in ("device_ns", "host_ns", "cost_ns", "workspace_bytes")}
             outputs = tuple(record["output_bytes"])
+            # A line whose checksum is right may still be from a program that was not this one.
+            # `type`, since True is an int.
             if all(type(n) is int and n >= 0 for n in (*numbers.values(), *outputs)):
                 known[record["key"]] = OpProfile(
                     output_bytes=outputs, source=Source.CACHED, **numbers

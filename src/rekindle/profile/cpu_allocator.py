@@ -24,6 +24,7 @@ def allocator_deltas(fn: Callable[[], Any]) -> list[int]:
         with _without_profiler_log():
             session.stop()
     results = session.profiler.kineto_results
+    # Kineto's events are the only account that the CPU allocator gives: it has no statistics.
     events = [e for e in results.events() if e.name() == "[memory]"]
     events = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU]
     events.sort(key=lambda e: e.start_ns())

@@ -93,7 +93,9 @@ def _parse(name: str, table: dict[str, Any], tables: dict[str, Any]) -> DeviceDe
         for key in _TABLES:
             if not isinstance(table.setdefault(key, {}), dict):
                 raise _bad(name, f"{key} is a table, not {brief(table[key])!r}")
+        # Tables within the table are joined key by key, all else is replaced.
         table = {**base, **table, **{key: base[key] | table[key] for key in _TABLES}}
+    # Exactly these: a field that is misspelt must not be a field that is missing.
     if table.keys() != _KEYS:
         missing, unknown = _KEYS - table.keys(), table.keys() - _KEYS
         raise _bad(name, f"missing {brief(sorted(missing), 200)}, unknown {brief(sorted(unknown))}")

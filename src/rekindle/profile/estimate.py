@@ -50,6 +50,7 @@ def estimate(call: OpCall, device: DeviceDescription, note: str = "") -> OpProfi
     blocks = _blocks(device)
     outputs = output_blocks(call, blocks)
     if call.is_view or _getitem(call):
+        # Costs the host its call, and the device nothing.
         return OpProfile(0, 0, outputs, Source.ESTIMATED, 0, device.view_ns, note)
     device_ns = _device_ns(call, device)
     return OpProfile(
@@ -94,6 +95,7 @@ def moved_bytes(call: OpCall) -> int:
     written = sum(o.touched_bytes for o in call.outputs if o is not None and call.is_new(o))
     read: dict[int, int] = {}
     for spec in call.inputs:
+        # Two views of one storage are read once, through a cache: the larger one counts.
         read[spec.alias] = max(read.get(spec.alias, 0), spec.touched_bytes)
     if packet in _GATHERS and call.inputs:
         first = call.inputs[0].alias
@@ -108,6 +110,7 @@ def moved_bytes(call: OpCall) -> int:
 def _device_ns(call: OpCall, device: DeviceDescription) -> int:
     if packet_of(call) in _NO_DEVICE_WORK:
         return 0
+    # Bytes over bytes per second, FLOPs over FLOPs per second; what is slower is the op's time.
     memory_s = moved_bytes(call) / (device.bandwidth * device.share("memory"))
     count = flops(call)
     work_s = 0.0

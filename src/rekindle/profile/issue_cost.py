@@ -54,6 +54,7 @@ def stream_cost(device: torch.device, num_ops: int = 480, num_passes: int = 7) -
             return [filled(a, names) for a in arg]
         return names.get(arg, arg) if isinstance(arg, str) else arg
 
+    # Generated code, each line of which runs once per pass: a loop would be learnt by heart again.
     graph = fx.Graph()
     names = {"x": graph.placeholder("x"), "w": graph.placeholder("w")}
     for i in range(num_ops):
@@ -76,6 +77,7 @@ def stream_cost(device: torch.device, num_ops: int = 480, num_passes: int = 7) -
         for target, args in calls:
             given = tuple(filled(a, tensors) for a in args)
             run = functools.partial(target, *given)
+            # The first calls load kernels and fill caches.
             clock(run, 3)
             alone.append(statistics.median(clock(run, 20) for _ in range(3)))
         clock(lambda: chain(x, weight), 2)

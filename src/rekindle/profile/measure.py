@@ -78,6 +78,7 @@ def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile
         # The first run loads kernels, picks algorithms and makes library handles.
         outputs = _true_blocks(call, run(), blocks)
         if call.is_view:
+            # A view has no kernel: only the host works.
             workspace, timing = 0, Timing(0, bench.host_ns(run))
         else:
             workspace = bench.workspace_bytes(run)
@@ -129,6 +130,7 @@ class CpuBench:
     def workspace_bytes(self, run: Thunk) -> int:
         result: list[Any] = []
         deltas = allocator_deltas(lambda: result.append(run()))
+        # What stays at the end is the output; beyond it is workspace.
         return max(0, peak_of(deltas) - sum(deltas))
 
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
@@ -139,6 +141,7 @@ class CpuBench:
         started = time.perf_counter_ns()
         run()
         once_ns = max(1, time.perf_counter_ns() - started)
+        # Batches of about 2 ms: long beside the clock's own cost, short beside another process.
         repeats = max(1, min(200, int(self._batch_s * 1e9 / once_ns)))
         samples: list[float] = []
         deadline = started + int(self._limit_s * 1e9)
@@ -148,6 +151,7 @@ class CpuBench:
                 run()
             end = time.perf_counter_ns()
             samples.append((end - begin) / repeats)
+            # An op of a second is not run five times: two samples, and the median is their mean.
             if end > deadline and len(samples) >= 2:
                 break
         return max(1, round(statistics.median(samples)))
@@ -180,6 +184,7 @@ class CudaBench:
         self._out = torch.empty_like(self._left)
         cache_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
         self._cache_bytes = int(cache_bytes) or 50 * 2**20
+        # Twice the cache, so that nothing that was in it survives.
         self._flood = torch.zeros(2 * self._cache_bytes, dtype=torch.uint8, device=device)
         for _ in range(3):
             self._block()
@@ -200,6 +205,8 @@ class CudaBench:
         peak = torch.cuda.max_memory_allocated(self.device)
         after = torch.cuda.memory_allocated(self.device)
         del result
+        # An op may give back less than it took (an in-place op nothing): the higher level is what
+        # stays.
         return max(0, int(peak) - max(int(base), int(after)))
 
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
@@ -285,6 +292,7 @@ def _true_blocks(call: OpCall, result: Any, blocks: Blocks) -> tuple[int, ...]:
     always know the size of a library's own records."""
     expected = output_blocks(call, blocks)
     found = _flat(result)
+    # An op that gives back other tensors for real than without data: the description counts.
     if len(found) != len(expected):
         return expected
     seen: set[int] = set()
@@ -320,4 +328,5 @@ def _refuse_if_too_large(call: OpCall, bench: Bench, blocks: Blocks) -> None:
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
+    # The CPU allocator has no exception of its own.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

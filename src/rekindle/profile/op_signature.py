@@ -109,6 +109,7 @@ def signature(node: fx.Node) -> OpCall:
     kwargs = {k: _describe(v, storages) for k, v in sorted(node.kwargs.items())}
     num_inputs = len(storages)
     outputs = tuple(_outputs(facts(node).value, storages))
+    # By name, not by object: the key must be the same in another process.
     name = target_name(node.target)
     record = [name, [_record(a) for a in args], {k: _record(v) for k, v in kwargs.items()}]
     key = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -266,6 +267,7 @@ def _record(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
+        # JSON has no inf and no nan; and 1.0 is another argument than 1.
         return {"float": repr(value)}
     if isinstance(value, complex):
         return {"complex": repr(value)}
@@ -277,6 +279,7 @@ def _record(value: Any) -> Any:
         return {"device": value.type}
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return {"torch": str(value)}
+    # A subgraph of a higher-order op: its code says what it computes.
     if isinstance(value, fx.GraphModule):
         return {"code": hashlib.sha256(value.code.encode()).hexdigest()}
     return {"object": f"{type(value).__module__}.{type(value).__qualname__}"}

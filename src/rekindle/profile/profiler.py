@@ -72,6 +72,7 @@ def profile_nodes(
             known.put(
                 (calls[i].key, op)
                 for i, op in zip(missing, fresh, strict=True)
+                # Estimates are not kept: on another day the op may fit, or the device answer.
                 if op.source is Source.MEASURED
             )
     found = [op for op in ops if op is not None]
@@ -175,6 +176,7 @@ def _with_stream_costs(kind: str, which: list[int], ops: list[OpProfile]) -> lis
         return [dataclasses.replace(op, cost_ns=max(op.device_ns, op.host_ns)) for op in ops]
     work = sum(ops[i].device_ns for i in which)
     excess = sum(max(0, ops[i].host_ns - ops[i].device_ns) for i in which)
+    # Between 0, where the device is always at work, and 1, where it always waits for the host.
     share = (stream_ns(ops[i] for i in which) - work) / excess if excess else 0.0
     return [
         dataclasses.replace(

@@ -16,6 +16,8 @@ def charged_nodes(program: Program) -> tuple[tuple[str, ...], ...]:
         for node in op.nodes:
             views = []
             for view in node.all_input_nodes:
+                # A view runs where it is first read, and is kept as long as it is used: only that
+                # op pays.
                 while view in program.base and view not in charged:
                     charged.add(view)
                     views.append(view.name)
@@ -33,6 +35,8 @@ def value_bytes(program: Program, profile: Profile) -> dict[int, int]:
             sizes = profile[node.name].output_bytes
             for storage, position in _made(node):
                 if position < len(sizes) and sizes[position]:
+                    # The first op that makes a storage allocates it; later states are written into
+                    # the same block.
                     found.setdefault(storage, sizes[position])
     return found
 

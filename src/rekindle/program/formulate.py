@@ -50,6 +50,7 @@ def _sizes(program: Program, profile: Profile) -> list[int]:
         size = None if value.storage is None else known.get(value.storage)
         sizes.append(blocks.block_bytes(value.size_bytes) if size is None else size)
     pairs = [pair for op in program.ops for pair in op.inplace]
+    # A chain of such pairs passes the largest size on, in at most as many rounds as it is long.
     while unequal := [pair for pair in pairs if sizes[pair[0]] != sizes[pair[1]]]:
         for old, new in unequal:
             sizes[old] = sizes[new] = max(sizes[old], sizes[new])

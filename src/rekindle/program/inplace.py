@@ -78,6 +78,8 @@ def candidates(node: fx.Node) -> Iterable[Over]:
         return
     if node.target in _ROWS and not _along_rows(made, node.args[_ROWS[node.target]]):
         return
+    # Of several arguments over one storage none may be written over: the kernel would read what it
+    # has written through the other.
     for argument in node.args:
         if not isinstance(argument, fx.Node):
             continue
@@ -98,6 +100,7 @@ def _fits(argument: NodeFacts, target: Any, out: torch.Tensor) -> bool:
     val, size = argument.value, argument.storage_bytes
     return bool(
         isinstance(val, torch.Tensor)
+        # Bytes. A gradient sum is taken at any size, so that the peak is eager's.
         and (size >= _SMALL or target is aten.add.Tensor)
         and val.shape == out.shape
         and val.stride() == out.stride()

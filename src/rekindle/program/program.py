@@ -110,6 +110,7 @@ class _Analysis:
         if self.joint.forward_only:
             needed |= set(self.storages.out_states.items())
         kept = []
+        # Backwards, so that what an op reads is known to be needed before its maker is met.
         for op in reversed(self.ops):
             if op.effect or any(item in needed for item in op.makes.items()):
                 needed |= set(op.reads.items())
@@ -141,7 +142,10 @@ class _Analysis:
                     and self.ops[before].phase == op.phase != "loss"
                     and not op.once
                     and not op.resident_writes
+                    # Nor may a read of a parameter or buffer move before a write to it.
                     and not (op.resident_reads & written)
+                    # Joined ops run at the place of the first: a random op must not overtake
+                    # another one's draw.
                     and not (op.random and last_random > before)
                 ):
                     self._join(self.ops[before], op, item)
@@ -199,6 +203,7 @@ class _Analysis:
                 op.tokens_out.append(world)
             if op.once and not (op.makes or op.tokens_out):
                 op.tokens_out.append(f"done {i}")
+            # So that no effect of the forward is put off into the backward, or dropped.
             if op.phase == "forward" and op.effect:
                 loss_tokens += op.tokens_out
         self.final_tokens = [*loss_tokens, *([stream] if stream else [])]
@@ -212,6 +217,7 @@ class _Analysis:
         token_ids: dict[str, int] = {}
         resident_ids: dict[int, int] = {}
         read = {s for op in self.ops for s in op.resident_reads}
+        # Ids of values: residents first, then in the order in which ops make them.
         for s in sorted(storages.resident & read):
             resident_ids[s] = len(values)
             values.append(ProgramValue(storages.names[s], storages.sizes[s], s, resident=True))

@@ -120,6 +120,8 @@ class Storages:
                 op.reads[storage] = self.state[storage]
         self.ops.append(op)
         for storage in sorted(written):
+            # Outputs of one call that share memory: which of them changes with a write cannot be
+            # told.
             if len(self.roots[storage]) > 1 and storage not in self.resident:
                 raise CaptureError(
                     f"{node.target} writes into one of several outputs that share memory"
@@ -134,6 +136,9 @@ class Storages:
             op.makes[self._new_storage(node, known)] = 0
         op.random = op_effects.is_random(node.target)
         statistics = {facts(node.args[p]).storage for p in op_effects.statistics_positions(node)}
+        # Running statistics may be left out of a second run, so writing them does not bind an op to
+        # one run. An op that makes nothing and writes nothing is run for an effect that is not
+        # seen.
         op.once = (
             op_effects.runs_once(node.target) or bool(op.resident_writes - statistics) or not made
         )
@@ -141,6 +146,7 @@ class Storages:
     def _loss(self) -> None:
         op = StorageOp([], "loss", once=True)
         self.out_states = self._output_states()
+        # The loss reads all outputs in the state that they have when the forward ends.
         op.reads.update(self.out_states)
         self.ops.append(op)
 

@@ -45,6 +45,7 @@ def _backward_over(
     at_once = max(1, min(rows, _ROWS_BYTES // max(1, columns * out.element_size())))
     parts = max(1, math.ceil(rows / at_once))
     at_once = math.ceil(rows / parts)  # about equal parts
+    # Reused for each share; the kernel fills it with zeros itself.
     sparse = torch.empty_like(log_probabilities[:at_once])
     for first in range(0, rows, at_once):
         last = min(rows, first + at_once)
@@ -94,12 +95,14 @@ def join_loss_gradients(edit: GraphEdit) -> None:
         sparse, log_probabilities, dim, dtype = node.args
         assert isinstance(sparse, fx.Node)
         assert isinstance(log_probabilities, fx.Node)
+        # Someone else who reads the sparse gradient, such as a hook, needs it as a whole.
         if sparse.target is not aten.nll_loss_backward.default or list(sparse.users) != [node]:
             continue
         made, out = facts(log_probabilities).value, facts(node).value
         if (
             made.dim() == 2
             and dim in (1, -1)
+            # A conversion inside the kernel would be another kernel.
             and dtype == made.dtype == out.dtype
             and made.is_contiguous()
             and out.is_contiguous()

@@ -13,7 +13,7 @@ special numbers, on the device where it will run. What does not is left as it is
 - `_Regions`: which values are made, and from what each of them is computed. An expression ends at
   what other ops make or read; at a written storage; at an argument, where only the forward read it
   (the caller may change it before the backward); and where it would keep more alive than it frees.
-- `capture.kernel`: one expression, as the ops that it stands for and as CUDA source.
+- `kernels.elementwise`: one expression, as the ops that it stands for and as CUDA source.
 """
 
 import math
@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts
+from rekindle.rewrite.exactness import same_bits
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.elementwise import SOURCE, TYPES, Kernel, Place, Step, place_of
 from rekindle.rewrite.split_norm_dropout import APPLY, put_back
@@ -59,6 +60,7 @@ def _elementwise(node: fx.Node, smallest: int) -> bool:
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
     if any(not isinstance(a, (int, float)) or isinstance(a, bool) for a in rest):
         return False
+    # Squares and cubes are products in torch's kernel too; other powers call a library.
     if node.target is aten.pow.Tensor_Scalar and node.args[1] not in (2, 3):
         return False
     return Place("wide", out.numel()) in places and isinstance(node.args[0], fx.Node)
@@ -152,6 +154,8 @@ class _Regions:
         while True:
             found = {n: self._collect(n) for n in self.nodes if n in self.made}
             leaves = {leaf for expression in found.values() for leaf in expression.places}
+            # What an expression ends at must be there to be read, itself or what it is a view of:
+            # until no more is missing, which ends since `made` only grows.
             missing = (leaves | {self._below(leaf) for leaf in leaves}) & self.mine
             if missing <= self.made:
                 return found
@@ -200,6 +204,7 @@ class _Expression:
             return self.at[node]
         args = tuple(self._operand(node, a) for a in node.args)
         kwargs = tuple(sorted(node.kwargs.items()))
+        # A bound on registers, and on the time that compiling takes.
         if len(self.steps) >= _MAX_STEPS:
             raise TooLarge
         step = Step(node.target, args, kwargs, facts(node).value.dtype, _is_view(node))
@@ -254,8 +259,12 @@ class _Expression:
             return bool(self.places) and wide <= set(self.places)
         late = facts(self.root).phase == "backward"
         if late and facts(node).phase == "forward":
+            # The caller may change an argument between the forward and the backward: the backward
+            # must not compute from it what the forward had computed.
             if any(n.op == "placeholder" for n in reads):
                 return False
+            # What the backward reads anyway costs no memory to read once more; anything else would
+            # be kept for this alone, in the place of one value.
             others = [n for n in wide if not _used_late(n, regions)]
             return len(wide) <= 1 or not others
         return len(wide) <= 2 or len(regions.users[node]) == 1
@@ -320,6 +329,7 @@ def _target(
     kernel: Kernel, values: Sequence[torch.Tensor], out: torch.Tensor, anywhere: bool
 ) -> Any:
     """The callable for this kernel, the same for equal ones; None where it is not exact here."""
+    # The name holds a digest of all that the source depends on.
     key = (out.device, kernel.name)
     if key not in _targets:
         _targets[key] = None
@@ -335,6 +345,7 @@ def _prepare(
 ) -> bool:
     if out.device.type != "cuda":
         return anywhere
+    # A part is enough to compare and saves the memory of whole activations.
     num_parts = kernel.parts_of([v.shape for v in values], _TRIED)
     try:
         launch = CudaKernel(kernel.source(), kernel.name, out.device)
@@ -344,7 +355,7 @@ def _prepare(
         ]
         expected = kernel.separately(*operands, num_parts=num_parts)
         kernel.launch = launch
-        if _same(expected, kernel.part(*operands, num_parts=num_parts)):
+        if same_bits(expected, kernel.part(*operands, num_parts=num_parts)):
             return True
     except RuntimeError:  # no compiler, or no memory to try
         pass
@@ -363,13 +374,7 @@ def _numbers(like: torch.Tensor, seed: int, device: torch.device, num_parts: int
     x = torch.randn(num, generator=generator, device=device, dtype=torch.float32)
     x *= torch.exp2(torch.randint(-6, 4, (1,), generator=generator, device=device))
     special = torch.tensor(_SPECIAL, device=device)
+    # Each operand has them elsewhere, so that special numbers meet ordinary ones.
     x[seed : seed + 7 * len(special) : 7][: len(special)] = special[: len(x[seed::7])]
     x = x > 0 if like.dtype == torch.bool else x.to(like.dtype)
     return x.as_strided(shape, like.stride())
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())

@@ -82,8 +82,11 @@ class GraphEdit:
         self.described(before, made, made)
         for op in writers[:-1]:
             op.target, op.args = OUT_OF_PLACE[op.target], (before, *op.args[1:])
+            # Each write was to one storage; now each result has a storage of its own, as large.
             before = self.described(op, op, made)
         last = writers[-1]
+        # `made` takes the place of the last write, so that all who read it afterwards still do, and
+        # what reads it stands behind it.
         last.append(made)
         made.target, made.args = OUT_OF_PLACE[last.target], (before, *last.args[1:])
         self.graph.erase_node(last)
@@ -94,6 +97,7 @@ class GraphEdit:
         return (
             (self.anywhere or first.is_cuda)
             and first.numel() >= self.smallest
+            # Kernels read vectors of up to 8 elements, from addresses that the allocator aligned.
             and first.numel() % 8 == 0
             and all(
                 v.is_contiguous() and v.storage_offset() == 0 and v.dtype == first.dtype
@@ -109,6 +113,8 @@ def copy_nodes(graph: fx.Graph, nodes: Iterable[fx.Node], copies: dict[fx.Node, 
         if node.op == "placeholder":
             copy = graph.placeholder(node.target)
         else:
+            # The facts are shared, not copied: they are immutable, and passes give a node new ones.
+            # Only what names nodes has to be translated.
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
             copy = add_call(graph, node.op, node.target, args, kwargs)
         known = facts(node)

@@ -6,14 +6,14 @@ written and read again by the layer norm that follows; on the way back the gradi
 input is written and read again by the sum with the gradient that passed the block by: here each
 pair is one kernel.
 
-The bits are torch's: the sums are made in the order of torch's kernels (`norm_kernels`). Whether
-they are is tried on each device, for each dtype and length of a row, before a kernel is used.
+The bits are torch's: the sums are made in the order of torch's kernels
+(`kernels.layer_norm_source`). Whether they are is tried on each device, for each dtype and length
+of a row, before a kernel is used.
 """
 
-import functools
 import operator
 import struct
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts, set_facts
+from rekindle.rewrite.exactness import same_numbers, tried_once
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.layer_norm_source import (
     FEWEST_ROWS,
@@ -79,6 +80,7 @@ def _normed(
     tensors = (x, y, weight, bias, total, normed, mean, rstd)
     launch = kernel("rows_normed", x.dtype, x.shape[-1], y is not x, x.device)
     num_rows = mean.numel()
+    # eps goes as the bits of a float: a kernel takes whole numbers of 64 bits.
     launch(-(-num_rows // ROWS), [*(t.data_ptr() for t in tensors), num_rows, _bits(eps)])
     return normed, mean, rstd
 
@@ -112,7 +114,7 @@ def sum_and_norm(
 
 def norm_forward(edit: GraphEdit) -> None:
     """The layer norms of a forward. Those of sums may be made with the sum: which are, a
-    schedule says, where the two follow each other (`lower.neighbours`)."""
+    schedule says, where the two follow each other (`lower.fused_steps`)."""
     for node in edit.nodes:
         if node.target is not aten.native_layer_norm.default:
             continue
@@ -121,6 +123,8 @@ def norm_forward(edit: GraphEdit) -> None:
         if len(given) == 3 and _fits(edit, shape, *given):
             node.target = layer_norm
             assert isinstance(x, fx.Node)
+            # Marked, not joined: whether sum and norm follow each other is known when there is a
+            # schedule.
             values = [facts(a).value for a in x.args] if _is_sum(x) else []
             if values and edit.fits(given[0], *values):
                 set_facts(node, replace(facts(node), with_sum=True))
@@ -168,6 +172,7 @@ def _layer_norm_backward(
 ) -> tuple[torch.Tensor, ...]:
     """The gradient of the norm's input, with `other` added to it, and those of weight and bias."""
     given = (grad, x, shape, mean, rstd, weight, bias)
+    # A kernel without a sum does not read it, but an address there must be.
     plus = grad if other is None else other
     if not x.is_cuda or not _aligned(grad, x, weight, plus):
         made, *rest = aten.native_layer_norm_backward.default(*given, [True, True, True])
@@ -177,6 +182,7 @@ def _layer_norm_backward(
     launch = kernel("rows_backward", x.dtype, length, other is not None, x.device)
     addresses = [t.data_ptr() for t in (grad, x, mean, rstd, weight, plus, out)]
     launch(-(-num_rows // ROWS), [*addresses, num_rows, length])
+    # Of fewer or more rows torch sums the columns in another order, so its own kernel makes these.
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or length % 8:
         rest = aten.native_layer_norm_backward.default(*given, [False, True, True])[1:]
         return (out, *rest)
@@ -206,6 +212,7 @@ def norm_backward(edit: GraphEdit) -> None:
     read elsewhere, with that sum."""
     place = {node: k for k, node in enumerate(edit.graph.nodes)}
     written = {facts(w).storage for node in place for w in facts(node).writes}
+    results = frozenset(edit.results)  # as many as there are parameters, and asked for each norm
     for node in edit.backward:
         if node.target is not aten.native_layer_norm_backward.default:
             continue
@@ -213,12 +220,13 @@ def norm_backward(edit: GraphEdit) -> None:
         grad, x, shape, mean, _, weight, bias = given
         if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
             continue
+        # The kernel makes all three gradients, and reads statistics in float32 alone.
         if list(mask) != [True] * 3 or facts(mean).value.dtype != torch.float32:
             continue
         if not _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias))):
             continue
         node.target, node.args = layer_norm_backward, (*given, None)
-        found = _sum_behind(node, edit.results)
+        found = _sum_behind(node, results)
         if found is None:
             continue
         made, total, other = found
@@ -226,14 +234,13 @@ def norm_backward(edit: GraphEdit) -> None:
         there = place[other] < place[node] and facts(other).storage not in written
         if there and edit.fits(facts(x).value, facts(other).value, facts(total).value):
             node.args = (*given, other)
+            # The sum takes the place of the gradient, which nobody reads any more.
             made.append(total)  # outputs stand right behind their op
             total.target, total.args = operator.getitem, (node, 0)
             edit.graph.erase_node(made)
 
 
-def _sum_behind(
-    node: fx.Node, results: Container[fx.Node]
-) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+def _sum_behind(node: fx.Node, results: Set[fx.Node]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """The gradient of the input, the sum it is part of, and what it is added to."""
     made = [n for n in node.users if n.target is operator.getitem and n.args[1] == 0]
     if len(made) != 1 or made[0] in results or len(made[0].users) != 1:
@@ -248,10 +255,10 @@ def _sum_behind(
 # --- whether they are torch's -------------------------------------------------------------------
 
 
-@functools.cache
+@tried_once
 def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
-    """Whether the kernels can be compiled and run, and give torch's bits: those with a sum, the
-    others being the same without it."""
+    """Whether the kernels give torch's numbers: those with a sum are tried, the others being the
+    same without it. 1000 rows: the gradients of weight and bias come from a kernel too."""
     generator = torch.Generator(device).manual_seed(0)
     x, y, grad, other, scales = torch.randn(
         5, 1000, length, generator=generator, device=device
@@ -261,13 +268,6 @@ def _works(dtype: torch.dtype, length: int, device: torch.device) -> bool:
     theirs = aten.native_layer_norm.default(total, [length], weight, bias, 1e-5)
     given = (grad, total, [length], *theirs[1:], weight, bias)
     gradients = aten.native_layer_norm_backward.default(*given, [True, True, True])
-    try:
-        ours = sum_and_norm(x, y, weight, bias, 1e-5)
-        back = layer_norm_backward(*given, other)
-    except RuntimeError:  # no compiler
-        return False
+    ours = (*sum_and_norm(x, y, weight, bias, 1e-5), *layer_norm_backward(*given, other))
     expected = (total, *theirs, aten.add.Tensor(gradients[0], other), *gradients[1:])
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-        for a, b in zip((*ours, *back), expected, strict=True)
-    )
+    return same_numbers(ours, expected)

@@ -11,7 +11,6 @@ The bits are eager's: the same kernels read and write with other strides. Where 
 zero, it is added in place.
 """
 
-import functools
 import math
 import operator
 from collections.abc import Container, Iterable, Sequence
@@ -21,9 +20,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.capture.node_facts import NO_STORAGE, facts, set_facts, view_facts
+from rekindle.rewrite.exactness import same_numbers, tried_once
 from rekindle.rewrite.graph_edit import GraphEdit
-from rekindle.rewrite.redundant_copies import digits_of, is_copy, merged, stacked, through
+from rekindle.rewrite.layout_algebra import digits_of, merged, through
+from rekindle.rewrite.redundant_copies import is_copy, stacked
 
 aten = torch.ops.aten
 
@@ -55,6 +56,7 @@ def _packed(
     shape: Sequence[int],
     plus_zero: bool,
 ) -> torch.Tensor:
+    # The private op counts heads after positions, the public one before.
     grad_out, query, key, value, out = (
         t.transpose(1, 2) for t in (grad_out, query, key, value, out)
     )
@@ -63,6 +65,7 @@ def _packed(
         grad_out, query, key, value, None, out, None, None, 0, 0, logsumexp, dropout_p,
         seed, offset, mask, False, scale=scale, shared_storage_dqdkdv=True,
     )[0]  # fmt: skip
+    # `shared_storage_dqdkdv` makes the three as parts of one tensor, the first at its beginning.
     stride = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     packed = first.as_strided(shape, stride, first.storage_offset())
     return packed.add_(0.0) if plus_zero else packed
@@ -124,6 +127,7 @@ def read_in_place(edit: GraphEdit) -> None:
     # Not what changes, and not the caller's, which may lie elsewhere at the next call.
     kept = {facts(w).storage for n in graph.nodes for w in facts(n).writes}
     kept |= {facts(n).storage for n in graph.nodes if n.op == "placeholder"}
+    # All readers or none: with one that needs the copy, it is made anyway.
     for storage, readers in _reads(graph.nodes, copies).items():
         source = copies[storage].args[0]
         assert isinstance(source, fx.Node)
@@ -138,7 +142,7 @@ def read_in_place(edit: GraphEdit) -> None:
                 _read_there(graph, node, position, source)
 
 
-def read_in_place_again(edit: GraphEdit) -> None:
+def read_in_place_backward(edit: GraphEdit) -> None:
     """The same in that forward's backward."""
     graph = edit.graph
     copies = {facts(n).storage: n for n in graph.nodes if facts(n).read_in_place}
@@ -172,6 +176,8 @@ def _layout(node: fx.Node, position: int, source: fx.Node) -> tuple[tuple[int, .
     if layout is None:
         return None
     stride, offset = layout
+    # torch picks the kernel by how queries, keys and values are aligned: one that was aligned as a
+    # copy must be so where it is read, or other bits may come out.
     size = facts(source).value.element_size()
     aligned = all(s * size % _ALIGNED == 0 for s in (*stride[:-1], offset))
     return layout if stride[-1] == 1 and aligned else None
@@ -225,12 +231,13 @@ def _readers(
     writers = [node for node in nodes if facts(node).writes]
     written = {facts(w).storage for node in writers for w in facts(node).writes}
     readers: dict[int, set[fx.Node]] = {facts(r).storage: {r} for r in results}
+    # From what is given away or written, downwards: what is dropped later reads nothing.
     stack, seen = [*results, *writers], {*results, *writers}
     while stack:
         node = stack.pop()
         for argument in node.all_input_nodes:
             storage = facts(argument).storage
-            if storage is not None and storage != facts(node).storage:
+            if storage not in (NO_STORAGE, facts(node).storage):
                 readers.setdefault(storage, set()).add(node)
             if argument not in seen:
                 seen.add(argument)
@@ -280,6 +287,8 @@ def _fits(backward: fx.Node, node: fx.Node, written: set[int]) -> bool:
         and q.is_cuda
         and all(facts(t).value.shape == q.shape for t in (grad_out, key, value))
         and batch <= _MOST_BATCHES
+        # The joined op runs where the stack stood, later than the backward did: what it reads must
+        # be the same there.
         and not written & {facts(n).storage for n in backward.all_input_nodes}
         and all(facts(p).value.numel() == q.numel() for p in parts)
         and all(lies_packed(facts(p).value, whole, node.args[1], heads * size) for p in parts)
@@ -288,9 +297,10 @@ def _fits(backward: fx.Node, node: fx.Node, written: set[int]) -> bool:
     )
 
 
-@functools.cache
+@tried_once
 def _works(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch offers it as it is asked for here, with the bits of the separate op."""
+    """Whether torch offers it as it is asked for here, with the numbers of the separate op: plain,
+    with a causal mask, and with dropout, whose mask follows from the seed and offset given."""
     generator = torch.Generator(device).manual_seed(0)
     numbers = torch.randn(2, 40, 4, 2, 32, generator=generator, device=device).to(dtype)
     qkv, upstream = numbers[:, :, :3].contiguous(), numbers[:, :, 3].transpose(1, 2).contiguous()
@@ -305,9 +315,9 @@ def _works(dtype: torch.dtype, device: torch.device) -> bool:
                 separate = _BACKWARD(*given, None, out, *rest, p, [True, True, True, False], causal)
                 shape = (2, 40, 3, 64)
                 ours = packed_attention_backward(*given, out, *rest, p, causal, None, shape, False)
-            except (RuntimeError, TypeError):
+            except TypeError:  # a release whose op takes other arguments
                 return False
             theirs = torch.stack([g.transpose(1, 2).reshape(2, 40, 64) for g in separate[:3]], 2)
-            if not torch.equal(ours, theirs):
+            if not same_numbers([ours], [theirs]):
                 return False
     return True

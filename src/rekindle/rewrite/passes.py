@@ -27,10 +27,10 @@ from rekindle.rewrite.elementwise_fusion import fuse_elementwise
 from rekindle.rewrite.graph_edit import GraphEdit, copy_nodes
 from rekindle.rewrite.layer_norm import norm_backward, norm_forward
 from rekindle.rewrite.masked_softmax import mask_in_one_pass
-from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_again
+from rekindle.rewrite.packed_attention import pack_gradients, read_in_place, read_in_place_backward
 from rekindle.rewrite.redundant_copies import shorten_copies
-from rekindle.rewrite.split_norm_dropout import take_apart
-from rekindle.rewrite.transpose_copies import turn_around, turn_around_backward
+from rekindle.rewrite.split_norm_dropout import split_ops
+from rekindle.rewrite.transpose_copies import transpose_in_tiles, transpose_in_tiles_backward
 from rekindle.torch_compat import outside_modes
 
 Part = Literal["forward", "backward", "step"]
@@ -44,21 +44,28 @@ class Pass:
     part: Part  # what it works on: the forward before there is a backward, that backward, or both
     run: Callable[[GraphEdit], None]
     does: str
-    exact: str  # the condition under which the bits are eager's, and how it is known to hold
+    # The condition under which the bits are eager's, and how it is known to hold: the function that
+    # sees to it, as `module.name` of this room.
+    exact: str
     cuda: bool = False  # changes nothing on other devices
     fuses: bool = False  # left out with `fuse=False`
     # Left out where Python asked the data for a number while the forward was recorded.
     without_scalars: bool = False
 
 
+# The order matters: what takes ops apart comes before what joins them, a backward pass after the
+# forward pass that it follows, and `packed_attention` after `redundant_copies`, which makes the
+# `rekindle::stacked` that it joins. Elementwise fusion is last: it works on what all others left,
+# and puts back what found no partner.
 PASSES: tuple[Pass, ...] = (
     Pass(
         "split_norm_dropout",
         "forward",
-        take_apart,
+        split_ops,
         does="Takes batch norm and dropout apart, so that their outputs are cheap to make again.",
-        exact="The op's own kernel is tried on the device: the output that is made from its "
-        "statistics, or from its mask, has the same bits.",
+        exact="The op's own kernel is tried on the device: what is made from its statistics "
+        "(`split_norm_dropout._form`), or from its mask (`split_norm_dropout._is_product`), has "
+        "the same numbers.",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -69,7 +76,7 @@ PASSES: tuple[Pass, ...] = (
         mask_in_one_pass,
         does="Softmax of scores with wholly masked rows in one pass more, not four.",
         exact="Softmax is torch's own kernel; only rows that it gives NaN for are read again. "
-        "Tried on the device for each dtype.",
+        "Tried on the device for each dtype (`masked_softmax._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -77,9 +84,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "transpose_copies",
         "forward",
-        turn_around,
+        transpose_in_tiles,
         does="Copies and sums of transposed tensors read and write whole lines of memory.",
-        exact="A copy changes no bits and a sum rounds once. Tried on the device for each dtype.",
+        exact="A copy changes no bits and a sum rounds once. Tried on the device for each dtype "
+        "(`transpose_copies._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -90,7 +98,7 @@ PASSES: tuple[Pass, ...] = (
         norm_forward,
         does="Layer norm with a warp per row, which may be joined to the sum before it.",
         exact="Sums are made in the order of torch's kernels. Tried on the device for each dtype "
-        "and length of a row.",
+        "and length of a row (`layer_norm._works`).",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -101,7 +109,7 @@ PASSES: tuple[Pass, ...] = (
         read_in_place,
         does="Attention reads queries, keys and values where they are, not copies of them.",
         exact="The same kernel reads the same numbers with other strides, which are aligned to "
-        "16 bytes, so that torch chooses no other kernel.",
+        "16 bytes (`packed_attention._layout`), so that torch chooses no other kernel.",
         cuda=True,
         fuses=True,
         without_scalars=True,
@@ -111,20 +119,21 @@ PASSES: tuple[Pass, ...] = (
         "backward",
         join_loss_gradients,
         does="The backward of cross-entropy without its second tensor of the logits' size.",
-        exact="The same two kernels run on a few rows at a time, and each row's result depends on "
-        "that row alone.",
+        exact="The same two kernels run on a few rows at a time "
+        "(`cross_entropy._backward_over`), and each row's result depends on that row alone.",
     ),
     Pass(
         "redundant_copies",
         "backward",
         shorten_copies,
         does="Copies of copies read the first source, and parts of a gradient are written once.",
-        exact="A copy changes no bits; where padded gradients were added up, zero is still added.",
+        exact="A copy changes no bits (`redundant_copies.is_copy`); where padded gradients were "
+        "added up, zero is still added (`redundant_copies._stacked`).",
     ),
     Pass(
         "read_in_place_backward",
         "backward",
-        read_in_place_again,
+        read_in_place_backward,
         does="Attention's backward reads what its forward read in place.",
         exact="As for `read_in_place`.",
         cuda=True,
@@ -135,7 +144,8 @@ PASSES: tuple[Pass, ...] = (
         "backward",
         pack_gradients,
         does="Attention's backward writes its three gradients into parts of one tensor.",
-        exact="The same kernel writes with other strides. Tried on the device for each dtype.",
+        exact="The same kernel writes with other strides. Tried on the device for each dtype "
+        "(`packed_attention._works`).",
         cuda=True,
     ),
     Pass(
@@ -150,7 +160,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "transpose_copies_backward",
         "backward",
-        turn_around_backward,
+        transpose_in_tiles_backward,
         does="As `transpose_copies`, in the backward.",
         exact="As for `transpose_copies`.",
         cuda=True,
@@ -163,7 +173,8 @@ PASSES: tuple[Pass, ...] = (
         does="Chains of elementwise ops as one kernel each; puts back what was taken apart and "
         "found no partner.",
         exact="Every step of a kernel rounds as its op does. Each kernel is compared on the device "
-        "with the separate ops, on random and on special numbers, before it is used.",
+        "with the separate ops, on random and on special numbers, before it is used "
+        "(`elementwise_fusion._prepare`).",
         cuda=True,
         fuses=True,
     ),
@@ -189,6 +200,7 @@ def rewrite(
             assert beside.origin.recorded.session is joint.session
             copies, forward = beside.origin.copies, beside.origin.forward_nodes
             edit = _edit(joint, beside.nodes[0].graph)
+        # The forward is finished: from here on passes see it, and its nodes stay where they are.
         edit = replace(edit, forward=forward, num_before=len(edit.graph.nodes))
         copy_nodes(edit.graph, joint.nodes[len(joint.session.forward_nodes) :], copies)
         outputs = tuple(copies[node] for node in joint.outputs)

@@ -12,15 +12,15 @@ The bits are eager's: a copy changes none, and where padded gradients were added
 a zero added to it, which turns -0 into 0.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from rekindle.capture.node_facts import facts, set_facts, view_facts
+from rekindle.capture.node_facts import NO_STORAGE, facts, set_facts, view_facts
 from rekindle.rewrite.graph_edit import GraphEdit
+from rekindle.rewrite.layout_algebra import Digit, digits_of, merged, through
 
 aten = torch.ops.aten
 
@@ -43,6 +43,7 @@ def _stacked(parts: Sequence[torch.Tensor], dim: int, plus_zero: bool) -> torch.
     for k, part in enumerate(parts):
         place = out.select(dim, k)
         if plus_zero:
+            # As eager's sum of padded parts did: -0 + 0 is 0.
             torch.add(part, 0.0, out=place)
         else:
             place.copy_(part)
@@ -56,59 +57,6 @@ torch.library.register_fake(
 
 stacked = torch.ops.rekindle.stacked.default
 
-# --- layouts ------------------------------------------------------------------------------------
-
-Digit = tuple[int, int, int]  # the dimension it is part of, size, stride
-
-
-def digits_of(shape: Sequence[int], stride: Sequence[int]) -> list[Digit]:
-    return [(i, n, s) for i, (n, s) in enumerate(zip(shape, stride, strict=True)) if n != 1]
-
-
-def through(
-    digits: Sequence[Digit], copied: Sequence[int], source: Sequence[int]
-) -> list[Digit] | None:
-    """A tensor of sizes `copied` and strides `source` was copied densely, and these digits read the
-    copy, every element once: the digits that read the same of the source. None where it is not so.
-
-    Both are ways to write a position in the copy; from the last digit on, each is split until the
-    two agree.
-    """
-    below = [(n, s) for n, s in zip(copied, source, strict=True) if n != 1]
-    split: list[list[Digit]] = [[] for _ in digits]
-    position = 1
-    for at in sorted(range(len(digits)), key=lambda i: digits[i][2]):
-        owner, size, stride = digits[at]
-        if stride != position:
-            return None
-        position *= size
-        while size > 1:
-            if not below:
-                return None
-            num, step = below.pop()
-            taken = math.gcd(num, size)
-            if taken != min(num, size):
-                return None
-            split[at].insert(0, (owner, taken, step))
-            size //= taken
-            if taken < num:
-                below.append((num // taken, step * taken))
-    return None if below else [digit for part in split for digit in part]
-
-
-def merged(digits: Sequence[Digit], num_dims: int) -> tuple[int, ...] | None:
-    """One stride per dimension, where the digits of each continue each other."""
-    found = [1] * num_dims
-    goes_on: dict[int, int] = {}
-    for owner, size, stride in reversed(digits):
-        if owner not in goes_on:
-            found[owner] = stride
-        elif goes_on[owner] != stride:
-            return None
-        goes_on[owner] = stride * size
-    return tuple(found)
-
-
 # --- rewriting ----------------------------------------------------------------------------------
 
 
@@ -116,6 +64,7 @@ def shorten_copies(edit: GraphEdit) -> None:
     """Rewrites the copies of a backward; what nobody reads any more is left to be dropped."""
     nodes = edit.nodes
     copies = _Copies(edit.graph, nodes, edit.results)
+    # Listed before anything changes: views that are made on the way need no look of their own.
     backward = [node for node in nodes if facts(node).phase == "backward"]
     with torch.no_grad():
         for node in backward:
@@ -155,14 +104,16 @@ class _Copies:
             self.fixed |= {facts(w).storage for w in facts(node).writes}
             for argument in node.all_input_nodes:
                 below = facts(argument).storage
-                if below is not None and below != storage:
+                if below not in (NO_STORAGE, storage):
                     self.readers.setdefault(below, set()).add(node)
-            if storage is not None and facts(node).phase == "backward":
+            if storage != NO_STORAGE and facts(node).phase == "backward":
                 self.made.setdefault(storage, node)
 
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
         """The op that made what the view shows, where only this one reads it."""
         storage = facts(view).storage
+        # With another reader the copy would be made all the same, and its source kept longer for
+        # this one.
         if storage in self.fixed or self.readers.get(storage) != {reader}:
             return None
         return self.made.get(storage)
@@ -176,6 +127,8 @@ class _Copies:
         found = self._origin(view, copy, tuple(value.shape), digits_of(value.shape, value.stride()))
         if found is not view:
             copy.args = (found,)
+            # The source may lie in another order, which a clone would keep: what reads the copy
+            # counts on the order that it had.
             copy.kwargs = {"memory_format": torch.contiguous_format}
 
     def _origin(
@@ -195,6 +148,7 @@ class _Copies:
             assert isinstance(source, fx.Node)
             value = facts(source).value
             below = through(digits, value.shape, value.stride())
+            # What changes may have changed since it was copied.
             if below is None or facts(source).storage in self.fixed:
                 break
             view, reader, digits = source, copy, below
@@ -266,6 +220,8 @@ class _Copies:
         digits = []
         for part, _ in tensors:
             value = facts(part).value
+            # All parts are looked at before anything is written: one that does not fit keeps
+            # eager's ops for all.
             found = through(digits_of(shape, stride), value.shape, value.stride())
             if found is None or merged(found, len(shape)) is None:
                 return False
@@ -295,6 +251,7 @@ class _Copies:
         padded = self._summands(whole)
         if padded is None:
             return None
+        # Padded along one dimension, one part for each index of it: else zeros would be missing.
         dims = {node.args[2] % value.dim() for node in padded}
         if len(dims) != 1:
             return None

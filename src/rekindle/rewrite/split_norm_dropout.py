@@ -3,9 +3,9 @@
 Eager's batch norm reads its input twice, for the statistics and for the output; made again for the
 backward it would cost the same once more, though its statistics are known. Where a ReLU or a sum
 reads the output, and nothing else does, it is taken apart: the op itself runs as before, for its
-statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `capture.fuse` then
-makes one kernel of that and what follows, which takes the place of what followed: the step keeps
-its cost, and making the activation again costs one pass.
+statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `elementwise_fusion`
+then makes one kernel of that and what follows, which takes the place of what followed: the step
+keeps its cost, and making the activation again costs one pass.
 
 Dropout is its mask and a product in the same way: where a sum reads the output, or an elementwise
 op makes the input. The op runs for its mask alone, on any tensor of that shape; the product with
@@ -17,8 +17,8 @@ the model; where it is not so, nothing is taken apart. What is done in place to 
 the sum that reads it, becomes an op with an output of its own; whether that is then written over
 its argument is the schedule's to say.
 
-An apply or product that `capture.fuse` finds no partner for would be a pass for nothing: it is put
-back (`put_back`), and who read it reads the op's own output again.
+An apply or product that `elementwise_fusion` finds no partner for would be a pass for nothing: it
+is put back (`put_back`), and who read it reads the op's own output again.
 """
 
 import functools
@@ -125,7 +125,7 @@ APPLY: dict[Any, Callable[..., str]] = {
 # --- taking apart -------------------------------------------------------------------------------
 
 
-def take_apart(edit: GraphEdit) -> None:
+def split_ops(edit: GraphEdit) -> None:
     """Each batch norm and dropout of which that is worth it and exact."""
     left = list(edit.graph.nodes)
     num_before = len(left) + 1
@@ -153,6 +153,7 @@ def put_back(edit: GraphEdit, node: fx.Node) -> None:
 
 
 def _batch_norm(edit: GraphEdit, norm: fx.Node) -> bool:
+    # cuDNN's has a fourth output, its reserve, which the backward reads from the op as before.
     parts = {u.args[1]: u for u in norm.users if u.target is operator.getitem}
     x, weight, bias = norm.args[:3]
     if not {0, 1, 2} <= set(parts) or not all(isinstance(a, fx.Node) for a in (x, weight, bias)):
@@ -163,6 +164,7 @@ def _batch_norm(edit: GraphEdit, norm: fx.Node) -> bool:
     if not edit.fits(value, facts(made).value) or not _have_channels(value, channels):
         return False
     writers = _writers(made)
+    # Worth it only where one op follows that the output can be joined with.
     if writers is None or not (writers or _reader(edit, made)):
         return False
     target = _form_of(norm, value)
@@ -262,6 +264,7 @@ def _form(target: Any, shape: tuple[int, ...], device: torch.device, eps: float)
     """The form that gives the bits of this op, or None."""
     forms = list(APPLY)
     try:
+        # On the model's own shape: cuDNN chooses among kernels by it.
         for seed in range(-(-_NUM_CHANNELS // shape[1])):
             x, weight, bias = _numbers(shape, seed, device)
             out, mean, scale, *_ = target(x, weight, bias, None, None, True, 0.1, eps)
@@ -284,6 +287,7 @@ def _numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> tuple[t
 
 def _form_of(norm: fx.Node, value: torch.Tensor) -> Any:
     target = norm.target
+    # The same kernel under another name; this one takes running statistics that are not there.
     if target is aten._native_batch_norm_legit.default:
         target = aten.native_batch_norm.default
     return _form(target, tuple(value.shape), value.device, float(norm.args[7]))
@@ -307,6 +311,8 @@ def _dropout(edit: GraphEdit, dropout: fx.Node) -> bool:
     made.target, made.args = aten.native_dropout_backward.default, (x, mask, 1.0 / (1.0 - p))
     edit.split[made] = split
     if other is not None:
+        # The mask follows from the random stream and the layout, not from the numbers. Drawn for
+        # what lies below, the input need not be there when the op runs.
         dropout.args = (other, p, True)
     return True
 
@@ -329,6 +335,7 @@ def _made_elementwise(x: fx.Node, reader: fx.Node) -> fx.Node | None:
 @functools.cache
 def _is_product(dtype: torch.dtype, p: float, device: torch.device) -> bool:
     """Whether dropout gives the bits of the product with its mask."""
+    # The trial draws: the user's stream goes on as if it had not.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         x = torch.randn(1 << 16, device=device).exp2_().to(dtype)
         out, mask = aten.native_dropout.default(x, p, True)

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts, set_facts
+from rekindle.rewrite.exactness import same_numbers, tried_once
 from rekindle.rewrite.graph_edit import GraphEdit
 from rekindle.rewrite.kernels.elementwise import CONVERSIONS
 from rekindle.torch_compat import CudaKernel
@@ -55,6 +56,7 @@ class Turn:
 def turn_of(shape: tuple[int, ...], stride: tuple[int, ...], made: tuple[int, ...]) -> Turn | None:
     """How a tensor of this shape and stride is turned when it is written with the strides `made`,
     which are dense in some order of the dimensions; None where it is not turned."""
+    # As they lie in the result, the outermost first; neighbours that stay together are one.
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: -made[d])
     digits: list[tuple[int, int]] = []  # size and stride, from the outermost of the result
     for d in order:
@@ -66,6 +68,7 @@ def turn_of(shape: tuple[int, ...], stride: tuple[int, ...], made: tuple[int, ..
         return None
     digits = [(1, 0)] * (4 - len(digits)) + digits
     (outer, step_outer), (inner, step_inner), (rows, step_row), (columns, step_column) = digits
+    # Rows lie together in the source, columns in the result; columns may not overlap.
     if step_row != 1 or step_column < rows or min(rows, columns) < _MIN_SIDE:
         return None
     return Turn(outer, inner, rows, columns, step_outer, step_inner, step_column)
@@ -189,32 +192,31 @@ def _launch(kernel: CudaKernel, turn: Turn, addresses: list[int]) -> None:
     kernel(tiles, [*addresses, *sizes, turn.step_outer, turn.step_inner, turn.step_column])
 
 
-@functools.cache
+@tried_once
 def _works(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels can be compiled and run, and give the right bits."""
+    """Whether the kernels give the copy's numbers and, of a dtype that is added, the sum's. The
+    sides are no multiples of a tile's."""
     generator = torch.Generator(device).manual_seed(0)
     numbers = torch.randn(2, 3, 4, 70, 50, generator=generator, device=device)
     a, b = numbers.to(dtype)
-    try:
-        kept = a.transpose(-1, -2)
-        same = torch.equal(turned(kept), kept)
-        if dtype in _SUMS:
-            other = b.mT.contiguous().mT
-            same = same and torch.equal(add_turned(a, other), a + other)
-    except RuntimeError:  # no compiler, or no memory to try
-        return False
-    return bool(same)
+    kept = a.transpose(-1, -2)
+    ours, theirs = [turned(kept)], [kept]
+    if dtype in _SUMS:
+        other = b.mT.contiguous().mT
+        ours.append(add_turned(a, other))
+        theirs.append(a + other)
+    return same_numbers(ours, theirs)
 
 
 # --- rewriting ----------------------------------------------------------------------------------
 
 
-def turn_around(edit: GraphEdit) -> None:
+def transpose_in_tiles(edit: GraphEdit) -> None:
     """Copies, sums and layer norms of turned tensors in a forward."""
     _turn(edit, edit.nodes)
 
 
-def turn_around_backward(edit: GraphEdit) -> None:
+def transpose_in_tiles_backward(edit: GraphEdit) -> None:
     """The same in a backward."""
     _turn(edit, edit.backward)
 
@@ -255,6 +257,7 @@ def _turn_sum(edit: GraphEdit, node: fx.Node) -> None:
     if made.dtype not in _SUMS or not _is_dense(made.shape, made.stride()):
         return
     values = [facts(a).value for a in node.all_input_nodes]
+    # One of the two lies as the sum does, the other is turned to it.
     kept = [k for k, v in enumerate(values) if v.stride() == made.stride()]
     if (
         len(values) != 2
@@ -274,6 +277,9 @@ def _turn_arguments(edit: GraphEdit, node: fx.Node, positions: Sequence[int]) ->
         source = args[k]
         assert isinstance(source, fx.Node)
         value = facts(source).value
+        # Asked first: a fake tensor takes longer to make than all else that is done to a node.
+        if value.numel() < edit.smallest or value.is_contiguous():
+            continue
         made = value.new_empty(value.shape)
         if not _is_turned(edit, source, made):
             continue

@@ -1,7 +1,7 @@
 """One kernel for an expression of elementwise ops: its CUDA source, and the ops it stands for.
 
-Every step of the source rounds as the op it stands for does; `capture.fuse` uses a kernel only
-where it gives the bits of the separate ops.
+Every step of the source rounds as the op it stands for does; `elementwise_fusion` uses a kernel
+only where it gives the bits of the separate ops.
 """
 
 import hashlib
@@ -155,8 +155,11 @@ class Kernel:
         self.shape, self.stride, self.dtype = tuple(shape), tuple(stride), steps[-1].dtype
         vectors = [p.kind in ("wide", "column", "strided") for p in places]
         widths = [d.itemsize for d, v in zip(dtypes, vectors, strict=True) if v]
+        # 16 bytes is the widest load of a thread; the widest operand sets how many elements that
+        # is.
         self.at_once = 16 // max([*widths, self.dtype.itemsize])
         names = [str(s.target).split(".")[1] for s in steps if not s.is_view]
+        # Equal kernels have equal names, in every process: measurements are kept under them.
         record = repr((self.steps, self.places, self.dtypes, self.shape, self.stride))
         digest = hashlib.sha256(record.encode()).hexdigest()[:8]
         self.name = "fused_" + "_".join(dict.fromkeys(names)) + "_" + digest
@@ -192,6 +195,7 @@ class Kernel:
         numel = math.prod(self.shape)
         views = [s.args[1] for s in self.steps if s.is_view and len(s.args) > 1]
         firsts = [v[0] if v[0] != -1 else numel // math.prod(v[1:]) for v in views]
+        # Every operand that is cut, and every view inside, must be cut into as many.
         most = math.gcd(*[shape[0] for shape in (self.shape, *cut)], *firsts)
         for num in range(most, 1, -1):
             threads, rest = divmod(self.num_vectors, num)
@@ -300,6 +304,7 @@ def _expression(step: Step) -> str:
 
     if step.is_view:
         return operand(step.args[0])
+    # Rounded to the op's dtype after every product, as the kernel of pow does.
     if step.target is aten.pow.Tensor_Scalar:
         x = operand(step.args[0])
         square = rounded(f"__fmul_rn({x}, {x})")

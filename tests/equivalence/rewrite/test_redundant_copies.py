@@ -12,7 +12,7 @@ from support.manage import example_of, manage
 from support.zoo import Example
 from torch import nn
 
-from rekindle.rewrite.redundant_copies import digits_of, merged, through
+from rekindle.rewrite.layout_algebra import digits_of, merged, through
 
 F = nn.functional
 

@@ -18,7 +18,7 @@ from rekindle.rewrite.packed_attention import (
     pack_gradients,
     packed_attention_backward,
     read_in_place,
-    read_in_place_again,
+    read_in_place_backward,
     without_copy,
 )
 from rekindle.rewrite.redundant_copies import stacked
@@ -186,7 +186,7 @@ def with_copy(*, length=SIZE, other_reader=False, given=False):
         edit = replace(edit, forward=edit.nodes, num_before=len(graph.nodes))
         back = graph.call_function(BACKWARD, (out, *views, None, out))
         described(back, whole.select(0, 0), phase="backward")
-        read_in_place_again(edit)
+        read_in_place_backward(edit)
     return out, back, copy
 
 

@@ -1,0 +1,145 @@
+"""Fake tensors, which have no data: how they are made, and the answers that their mode keeps."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    _BypassDispatchCache,
+    _CacheKeyState,
+)
+
+__all__ = [  # torch's own, handed on as they are
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+]
+
+UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A mode whose tensors refuse to tell an address instead of telling a wrong one."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # By default who asks gets an address of nothing, and a warning of deprecation.
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
+
+
+def filling_stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor | None:
+    """What `mode.from_tensor` gives for a plain leaf that fills its storage, in a fraction of the
+    time; None where another tensor of that storage came before."""
+    converter = mode.fake_tensor_converter
+    memo = converter.meta_converter.storage_memo
+    storage_id = converter.meta_converter.describer.get_storage_id(real.untyped_storage())
+    if storage_id in memo:
+        return None
+    # What the meta converter does for such a tensor, without its checks for views and subclasses.
+    with torch._C._DisableTorchDispatch():
+        blank = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        fake = FakeTensor(mode, blank, real.device)
+    fake.requires_grad = real.requires_grad
+    if isinstance(real, torch.nn.Parameter):
+        fake._is_param = True
+    # The converter's own memory: a view of the same storage that comes later must find this one.
+    memo[storage_id] = fake.untyped_storage()
+    converter.set_tensor_memo(real, fake)
+    return fake
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
+default_device = torch._C._get_default_device
+
+
+def run_below(mode: FakeTensorMode, run: Callable[..., Any], *args: Any) -> Any:
+    """`run(*args)` with the mode off, as the dispatcher calls a mode, where it is the only one that
+    is on; NotImplemented elsewhere."""
+    found = torch._C._unset_dispatch_mode(_FAKE)
+    try:
+        if found is mode and not torch._C._len_torch_dispatch_stack():
+            return run(*args)
+        return NotImplemented
+    finally:
+        if found is not None:
+            torch._C._set_dispatch_mode(found)
+
+
+class KeptAnswers:
+    """What a fake mode keeps of the answers of its kernels: told by `ask`, given by `again`."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.usable = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
+        self._state = _CacheKeyState(None)  # without symbols there is nothing in it
+
+    def ask(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """The answer of the mode; and what it keeps of it, or None."""
+        try:
+            # The key is made a second time inside `dispatch`; only so is it known here, for
+            # `again`.
+            key = self.mode._cache_key(_CacheKeyState(None), func, args, kwargs)
+        except _BypassDispatchCache:
+            key = None
+        out = self.mode.dispatch(func, types, args, kwargs)
+        entry = None if key is None else FakeTensorMode.cache.get(key)
+        return out, (entry, key, _fresh(entry)) if hasattr(entry, "output_infos") else None
+
+    def again(self, kept: Any, func: Any, args: tuple[Any, ...]) -> Any:
+        """The answer once more, for arguments of the same kind."""
+        entry, key, fresh = kept
+        if fresh is None:
+            return self.mode._output_from_cache_entry(self._state, entry, key, func, args)
+        made = [
+            m
+            and FakeTensor(
+                self.mode,
+                torch.empty_strided(
+                    m.shape, m.stride, dtype=m.dtype, device="meta", requires_grad=m.requires_grad
+                ),
+                m.device,
+            )
+            for m in fresh
+        ]
+        return tuple(made) if entry.is_output_tuple else made[0]
+
+
+def _fresh(entry: Any) -> list[Any] | None:
+    """What describes each output, None for one that is None, where all of them are new tensors:
+    those are made here, without the guards that torch puts around the making of each."""
+    found = []
+    for info in entry.output_infos:
+        m = info.metadata
+        if info.inplace_idx is not None or info.view_idx is not None:
+            return None
+        if m is None:
+            if not hasattr(info, "constant_value") or info.constant_value is not None:
+                return None
+        elif m.layout is not torch.strided or m.is_conj or m.is_neg:
+            return None
+        found.append(m)
+    return found
+
+
+@functools.cache
+def _cache_is_known() -> bool:
+    """Whether this release keeps answers in the form that is used here."""
+    expected = {
+        "_cache_key": ["self", "state", "func", "args", "kwargs"],
+        "_output_from_cache_entry": ["self", "state", "entry", "key", "func", "args"],
+    }
+    return isinstance(getattr(FakeTensorMode, "cache", None), dict) and all(
+        list(inspect.signature(getattr(FakeTensorMode, name, bool)).parameters) == parameters
+        for name, parameters in expected.items()
+    )

@@ -1,0 +1,103 @@
+"""What is different while code runs: keys of the dispatcher, modes, functions that stand in."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+
+class eager_kernels:
+    """Ops called inside run the kernels that eager runs, and nothing around them.
+
+    Autograd is stepped over (the graph holds its ops already), and so is autocast (its casts stand
+    in the graph). The grad mode is on, as it was when eager ran them: oneDNN's LSTM, for one, keeps
+    what its backward needs only then.
+    """
+
+    __slots__ = ("_autocast", "_grad", "_guard")
+
+    def __enter__(self) -> None:
+        self._autocast = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, False)
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        self._guard = torch._C._AutoDispatchBelowAutograd()
+
+    def __exit__(self, *_: object) -> None:
+        del self._guard
+        torch._C._set_grad_enabled(self._grad)
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, True)
+
+
+@contextlib.contextmanager
+def run_saved_regions_plainly() -> Iterator[None]:
+    """torch.utils.checkpoint inside a model becomes plain code: the schedule decides what is kept,
+    and a second, unseeded run of its random ops must not enter the graph."""
+    module = torch.utils.checkpoint
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            # The reentrant variant gives no gradients at all unless a tensor argument asks.
+            wants = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+            with torch.set_grad_enabled(wants and torch.is_grad_enabled()):
+                return function(*args)
+
+    def plain_generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    names = {
+        "CheckpointFunction": Plain,
+        "_checkpoint_without_reentrant_generator": plain_generator,
+    }
+    saved = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name in saved:
+        setattr(module, name, names[name])
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Inside a dispatch mode: run as if no mode were on."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
+    """Inside, nn.LSTM and its kin call `run(name, function, *args)` in the place of the function
+    torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+    from torch.nn.modules import rnn
+
+    names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    others = {name: functools.partial(run, name, getattr(torch._VF, name)) for name in names}
+    saved = {name: vars(torch._VF).get(name) for name in names}
+    # Filled when torch was imported: it does not see what is put into torch._VF.
+    table = dict(rnn._rnn_impls)
+    # A layer looks whether its weights lie in one block, by their addresses.
+    flatten = torch.nn.RNNBase.flatten_parameters
+    torch.nn.RNNBase.flatten_parameters = lambda self: None
+    for name, function in others.items():
+        setattr(torch._VF, name, function)
+    rnn._rnn_impls.update({name: others[name.lower()] for name in table})
+    try:
+        yield
+    finally:
+        torch.nn.RNNBase.flatten_parameters = flatten
+        rnn._rnn_impls.update(table)
+        for name, function in saved.items():
+            if function is None:
+                delattr(torch._VF, name)
+            else:
+                setattr(torch._VF, name, function)
