@@ -93,7 +93,7 @@ def test_a_report_of_a_run(plan, folder, capsys):
     assert code == 0
     assert json.loads(out)["peak"] == plan.peak_bytes
     text = Path("page.html").read_text()
-    assert "Compared with the original model: equal: all" in text
+    assert "Compared with the original model: bitwise identical: all" in text
     assert "measured" in text
     code, out, _ = run(capsys, "explain", "plan.json")
     assert code == 0

@@ -30,9 +30,9 @@ from rekindle.cli.profile_options import (
     options_of,
     profile_lines,
     profile_record,
-    profiling_shown,
+    show_profiling,
 )
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import Problem, keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
 from rekindle.plans.options import DEFAULTS
@@ -138,7 +138,7 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
     from rekindle.plan_object import make_plan
 
     model, args, kwargs = load_sample(arguments.factory)
-    with profiling_shown(quiet=arguments.quiet or arguments.json) as listener:
+    with show_profiling(quiet=arguments.quiet or arguments.json) as listener:
         options = options_of(arguments, schedule=keep_all, on_progress=listener)
         found = make_plan(options, model, args, kwargs)
     write_problem(arguments.output, found.problem)
@@ -170,7 +170,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         )
     model, args, kwargs = load_sample(arguments.factory)
     quiet = arguments.quiet or arguments.json
-    with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+    with show_profiling(quiet=quiet) as listener, show_solving(quiet):
         found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
     if arguments.output:
         found.save(arguments.output)
@@ -232,7 +232,7 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     if arguments.plan is not None:
         managed = Plan.load(arguments.plan).apply(model, args, kwargs, on_miss="raise")
     else:
-        with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+        with show_profiling(quiet=quiet) as listener, show_solving(quiet):
             options = options_of(arguments, on_progress=listener, on_miss="raise")
             plan = make_plan(options, model, args, kwargs)
             managed = manage_plan(options, plan, model, args, kwargs)
@@ -264,10 +264,10 @@ def bucket_bytes(model: Any) -> int:
     return residents_of(model, ranks=2).buckets_bytes
 
 
-def shown_solver(quiet: bool) -> Any:
+def show_solving(quiet: bool) -> Any:
     """Progress of solvers, in the units of a captured problem."""
     # The problem does not exist yet; progress needs only its units, ns and bytes, the defaults.
-    return shown(Problem((), ()), quiet=quiet)
+    return show_progress(Problem((), ()), quiet=quiet)
 
 
 def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

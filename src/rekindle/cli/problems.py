@@ -21,7 +21,7 @@ from rekindle.cli.arguments import (
     seed,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import (
     Problem,
     Schedule,
@@ -111,9 +111,9 @@ def add_commands(commands: Any) -> None:
 
 
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
-    problem = problem_in(read_json(arguments.problem), arguments.problem)
+    problem = problem_of_record(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
-    with shown(problem, quiet=arguments.quiet or arguments.json):
+    with show_progress(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
             problem,
             num_points=arguments.points,
@@ -158,7 +158,7 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def problem_in(record: Any, path: str) -> Problem:
+def problem_of_record(record: Any, path: str) -> Problem:
     """The problem of a problem file or of a plan file."""
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         return problem_from_record(record.get("problem"), f"{path}: problem")
@@ -173,7 +173,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     if arguments.output is not None:
         check_writable(arguments.output)
     wishes = wishes_of(arguments.save, arguments.recompute)
-    with shown(problem, quiet=arguments.quiet):
+    with show_progress(problem, quiet=arguments.quiet):
         solution = run_with_wishes(
             solver,
             problem,

@@ -177,7 +177,7 @@ def run_clear(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def profiling_shown(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
+def show_profiling(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
     """A listener for `on_progress`: a bar on a terminal, plain lines elsewhere, all on stderr."""
     if quiet:
         yield None

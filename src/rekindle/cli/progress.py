@@ -13,7 +13,7 @@ PLAIN_INTERVAL_S = 1.0  # a log file should not fill up, and CI logs have no car
 
 
 @contextmanager
-def shown(problem: Problem, *, quiet: bool = False) -> Iterator[None]:
+def show_progress(problem: Problem, *, quiet: bool = False) -> Iterator[None]:
     """Inside this context, solvers report their progress to the user."""
     if quiet:
         yield

@@ -19,7 +19,7 @@ from rekindle.cli.arguments import (
     seconds,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.files import (
     problem_from_record,
@@ -149,7 +149,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
             )
         found = _measured(found, plan, arguments)
     if not arguments.no_curve:
-        with shown(found.problem, quiet=arguments.quiet or arguments.json):
+        with show_progress(found.problem, quiet=arguments.quiet or arguments.json):
             curve = pareto(
                 found.problem, num_points=arguments.points, time_limit_s=arguments.time_limit
             )

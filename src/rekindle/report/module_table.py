@@ -1,4 +1,4 @@
-"""The table by module: what each saves and computes again, and why; identical layers in one row.
+"""The table by module: what each saves and recomputes, and why; identical layers in one row.
 
 Siblings whose names differ in a number alone (`h.0`, `h.1`, ...) are identical where their forward
 ops are: the same calls with outputs of the same sizes. They share a row where the plan treats them
@@ -189,18 +189,18 @@ def _why(
         if not kept and not saved:
             return "leaves nothing for the backward"
         if not account.trace.num_recomputed:
-            return "kept: nothing has to run again"
+            return "kept: nothing has to be recomputed"
         if saved < kept:
-            return f"{amount(kept - saved)} less waits for the backward, and nothing runs again"
+            return f"saves {amount(kept - saved)} less for the backward, and nothing is recomputed"
         if not kept:
             return "kept in place of what is made from it"
         if not keeping:
             return "kept: must run exactly once"
-        return f"kept: to run it again would cost {keeping} or more"
+        return f"kept: recomputing it would cost {keeping} or more"
     if kept > saved:
-        text = f"runs again: frees {amount(kept - saved)} at {price(extra, kept - saved)}"
+        text = f"recomputed: frees {amount(kept - saved)} at {price(extra, kept - saved)}"
     else:
-        text = "runs again: what other modules compute again reads it"
+        text = "recomputed: other recomputed modules read it"
     if keeping:
         text += f"; {amount(saved - fixed)} kept, {keeping} or more"
     return text

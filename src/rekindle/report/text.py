@@ -32,14 +32,14 @@ def verdict(account: Account) -> str:
         (
             f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
             f"{format.signed_percent(account.overhead)} time",
-            f"{format.counted(again, 'op')} run again" if again else "nothing runs again",
+            f"{format.counted(again, 'op')} recomputed" if again else "nothing recomputed",
             account.gap,
         )
     )
 
 
 def explain(account: Account) -> str:
-    """What is saved, what runs again, by module and why, and what is alive at the peak."""
+    """What is saved and recomputed, by module and why, and what is alive at the peak."""
     problem = account.problem
     saved, kept = sum(account.saved), sum(account.base_saved)
     extra = account.trace.cost - account.base.cost
@@ -48,7 +48,7 @@ def explain(account: Account) -> str:
         lines.append(
             f"The forward leaves {format.size(problem, saved)} for the backward, of "
             f"{format.size(problem, kept)} when everything is kept; "
-            f"{format.counted(account.trace.num_recomputed, 'op')} run again, "
+            f"{format.counted(account.trace.num_recomputed, 'op')} recomputed, "
             f"{format.cost(problem, max(0, extra))}."
         )
         lines.append("")
@@ -126,7 +126,7 @@ def explain_module(account: Account, module: str) -> str:
     return (
         f"{module}: {format.size(problem, row.saved)} saved for the backward of "
         f"{format.size(problem, row.keep_all_saved)}, "
-        f"{format.counted(row.num_recomputed, 'op')} run again "
+        f"{format.counted(row.num_recomputed, 'op')} recomputed "
         f"({format.cost(problem, row.extra_cost)}); {row.why}."
     )
 

@@ -149,7 +149,7 @@ def test_solvers(capsys):
 def test_demo(capsys):
     code, out, _ = run(capsys, "demo", "--graph")
     assert code == 0
-    assert "extra time" in out
+    assert "overhead" in out
     code, record = run_json(capsys, "demo", "--graph")
     assert code == 0
     feasible = [point for point in record["points"] if point["peak"] is not None]
