@@ -33,6 +33,7 @@ from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import Manager, manage
 from rekindle.runtime.runner import Runner
 from rekindle.solve.pareto import Point, pareto
+from rekindle.solving import NO_BUDGET
 
 log = logging.getLogger("rekindle")
 
@@ -43,6 +44,9 @@ class Plan:
 
     record: PlanRecord  # what a plan file contains
     captured: Captured | None = None  # None: read from a file and not applied yet
+
+    def __str__(self) -> str:
+        return str(self.record)
 
     # ---- of the record
 
@@ -243,9 +247,9 @@ class Plan:
         loss_fn: Callable[..., Any] | None = None,
     ) -> nn.Module:
         """The managed model that runs this plan, for arguments like those it was planned with.
-        Raises PlanMismatch if the plan was made for another graph, torch release or device;
-        `on_stale="replan"` makes a new plan with the same budget, `save` and `recompute` instead. A
-        plan file does not contain `loss_fn`: give it again."""
+        Raises PlanMismatch for another graph, torch release or device; `on_stale="replan"` makes a
+        new plan with the same budget, `save` and `recompute` instead. A plan file does not contain
+        `loss_fn`: give it again."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
         args, kwargs = tuple(args), dict(kwargs or {})
@@ -290,12 +294,8 @@ class Plan:
 
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
         """The trade-off between memory and time, from the smallest peak to keep-all."""
-        return pareto(
-            self.problem,
-            num_points=num_points,
-            time_limit_s=time_limit_s,
-            wishes=self.options.wishes,
-        )
+        wishes = self.options.wishes
+        return pareto(self.problem, num_points=num_points, time_limit_s=time_limit_s, wishes=wishes)
 
     def explain(self, module: str | None = None) -> str:
         """What is saved and recomputed, by module, and why; or a sentence on one module."""
@@ -309,9 +309,8 @@ class Plan:
         measured: StepMeasurement | None = None,
         time_limit_s: float = CURVE_LIMIT_S,
     ) -> Path:
-        """Writes the report: one self-contained HTML file. `measured` is the result of
-        `rekindle.measure` for the managed model. `time_limit_s` is for the trade-off curve; 0
-        leaves it out."""
+        """Writes the report, one self-contained HTML file. `measured` is what `rekindle.measure`
+        found. `time_limit_s` is for the trade-off curve; 0 leaves it out."""
         found = self.account()
         if measured is not None:
             found = with_step(found, measured=Step(measured.peak_bytes, measured.step_ns))
@@ -382,10 +381,7 @@ def manage_plan(
     if max_plans < 1:
         raise ValueError(f"max_plans is {max_plans}; expected 1 or more")
     if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
-        raise TypeError(
-            "neither a budget nor a schedule was given; give budget= (bytes, '8GiB', or a fraction "
-            "such as 0.5), device_budget= or schedule="
-        )
+        raise TypeError(NO_BUDGET)
     manager = Manager(
         options.on_miss,
         planner or functools.partial(make_plan, options),

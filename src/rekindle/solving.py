@@ -20,6 +20,10 @@ from rekindle.solve.constraints import (
 from rekindle.solve.registry import find_solver
 from rekindle.solve.solution_cache import Question, keep, recall
 
+NO_BUDGET = (
+    "neither a budget nor a schedule was given; give budget= (bytes, '8GiB', or a fraction such as "
+    "0.5), device_budget= or schedule="
+)
 log = logging.getLogger("rekindle")
 
 
@@ -34,10 +38,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
     if options.schedule is not None:
         return _given(options, problem, budget), False
     if budget is None:
-        raise TypeError(
-            "neither a budget nor a schedule was given; give budget= (bytes, '8GiB', or a fraction "
-            "such as 0.5), device_budget= or schedule="
-        )
+        raise TypeError(NO_BUDGET)
     solution, kept = _solve_as_allocated(options, predictor, budget)
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)

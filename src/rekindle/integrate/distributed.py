@@ -142,8 +142,8 @@ def _shared_plan(
         return make_plan(options, model, args, kwargs)
 
 
-# ("bytes", n) or ("fraction", f). A fraction is gathered as such: it is resolved against the keep-all
-# peak of the graph, which exists only after rank 0 has captured it.
+# ("bytes", n) or ("fraction", f). A fraction is gathered as such: it is resolved against the
+# keep-all peak of the graph, which exists only after rank 0 has captured it.
 Wanted = tuple[str, int | float]
 
 
