@@ -46,7 +46,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
         smallest = solution.smallest or smallest_with_wishes(problem, options.wishes)
         peak = simulate(problem, smallest).peak
         raise BudgetInfeasible(
-            f"no schedule within {budget:,} bytes: {solution.message or solution.status.value}; "
+            f"infeasible within {budget:,} bytes: {solution.message or solution.status.value}; "
             f"the smallest peak found is {peak:,} bytes; give a budget of at least that",
             peak,
         )
