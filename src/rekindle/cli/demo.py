@@ -14,7 +14,7 @@ from rekindle.solve import default_solver, run_solver
 from rekindle.solve.min_budget import min_budget
 
 BUDGETS = ("1.0", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2")
-TIME_LIMIT_S = 5.0  # for each budget
+TIME_LIMIT_S = 5.0  # for each budget; the problem is small enough to be solved in less
 
 
 def add_commands(commands: Any) -> None:
@@ -43,6 +43,7 @@ def add_commands(commands: Any) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> ExitCode:
     if not arguments.graph:
+        # torch is imported here: `--graph` runs without it.
         from rekindle.cli.demo_training import run_training
 
         check_writable(arguments.output)
@@ -83,6 +84,7 @@ def _trade_off(problem: Problem, base: Trace) -> tuple[list[dict[str, Any]], int
         for budget in BUDGETS:
             solution, record = _solve(problem, budget, base.peak, base.cost)
             records.append(record)
+            # The first Ctrl-C ends the search of this budget; it should end the demo as well.
             if solution.stopped_by == "interrupt":
                 return records, None
         return records, simulate(problem, min_budget(problem)).peak

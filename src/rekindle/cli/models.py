@@ -139,6 +139,7 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
 
     model, args, kwargs = load_sample(arguments.factory)
     with show_profiling(quiet=arguments.quiet or arguments.json) as listener:
+        # A given schedule instead of a budget: everything but solving is done.
         options = options_of(arguments, schedule=keep_all, on_progress=listener)
         found = make_plan(options, model, args, kwargs)
     write_problem(arguments.output, found.problem)
@@ -172,7 +173,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     quiet = arguments.quiet or arguments.json
     with show_profiling(quiet=quiet) as listener, show_solving(quiet):
         found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
-    if arguments.output:
+    if arguments.output:  # first of all: an interrupt of what follows must not lose the plan
         found.save(arguments.output)
     told = found.account()
     trace, predicted = told.trace, found.predict()
@@ -231,13 +232,14 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     quiet = arguments.quiet or arguments.json
     if arguments.plan is not None:
         managed = Plan.load(arguments.plan).apply(model, args, kwargs, on_miss="raise")
-    else:
+    else:  # on_miss="raise" in both: a call that runs eagerly would compare eager with itself
         with show_profiling(quiet=quiet) as listener, show_solving(quiet):
             options = options_of(arguments, on_progress=listener, on_miss="raise")
             plan = make_plan(options, model, args, kwargs)
             managed = manage_plan(options, plan, model, args, kwargs)
     answer = verify(model, managed, args, kwargs, costs=True)
     predicted, measured = answer.predicted, answer.measured
+    # `costs=True` asked for both.
     assert predicted is not None
     assert measured is not None
     if arguments.json:
@@ -274,6 +276,7 @@ def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Imports the factory and calls it."""
     from torch import nn
 
+    # Errors of the factory itself keep their traceback: it is the user's code.
     made = _factory(name)()
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
@@ -307,10 +310,10 @@ def _factory(name: str) -> Callable[[], Any]:
         sys.modules.setdefault(spec.name, module)
         spec.loader.exec_module(module)
     else:
-        sys.path.insert(0, "")  # as `python -m` does
+        sys.path.insert(0, "")  # the current folder, as `python -m` has it
         try:
             module = importlib.import_module(where)
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError as error:  # of this module, or of one that it imports
             raise FileError(f"module {where!r} cannot be imported: {error}") from None
         finally:
             sys.path.remove("")

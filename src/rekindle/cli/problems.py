@@ -152,7 +152,7 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
             else f"{100 * printing.overhead(point.bound, base.cost):+.2f} %",
             gap_sentence(point.cost, point.bound),
         )
-        for point in reversed(curve)
+        for point in reversed(curve)  # from keep-all to the smallest peak
     ]
     print(printing.table(("peak", "of keep-all", "overhead", "lower bound", ""), rows))
     return ExitCode.DONE
@@ -170,6 +170,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
+    # Everything that can be wrong with the arguments is checked before minutes of solving.
     if arguments.output is not None:
         check_writable(arguments.output)
     wishes = wishes_of(arguments.save, arguments.recompute)
@@ -188,6 +189,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             write_schedule(
                 arguments.output, problem, solution.schedule, solution.solver, solution.seed
             )
+    # After an error nothing is known about the problem, so no smallest peak is searched.
     elif solution.status is not Status.ERROR:
         smallest = _smallest(problem, solution, arguments.time_limit, wishes)
         record["smallest_peak"] = smallest
@@ -197,6 +199,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
         print(_solve_text(problem, arguments, record, solution))
     if solution.schedule is not None:
         return ExitCode.DONE
+    # TIME_LIMIT counts as infeasible: in both cases no schedule within the budget was found.
     return ExitCode.USAGE if solution.status is Status.ERROR else ExitCode.INFEASIBLE
 
 
@@ -211,6 +214,8 @@ def _smallest(problem: Problem, solution: Solution, time_limit_s: float, wishes:
 
 def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution) -> dict[str, Any]:
     trace = None if solution.schedule is None else simulate(problem, solution.schedule)
+    # `trace and ...`: null where there is no schedule. All keys are always there, so that scripts
+    # need no default.
     return {
         "problem": problem.name,
         "status": solution.status.name,
@@ -229,7 +234,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "smallest_peak": None,
         "size_unit": problem.size_unit,
         "cost_unit": problem.cost_unit,
-        "wall_s": round(solution.wall_s, 6),
+        "wall_s": round(solution.wall_s, 6),  # of the solver alone, without reading files
         "stopped_by": solution.stopped_by,
         "notes": list(solution.notes),
     }
@@ -279,12 +284,13 @@ def _solve_text(
         lines.append(f"          {record['gap']}")
         if arguments.output is not None:
             lines.append(f"written   {arguments.output}")
+    # Each method that contributed says in a note what it found.
     lines.extend(f"note      {note}" for note in solution.notes)
     return "\n".join(lines)
 
 
 def percent_of(amount: int, whole: int) -> str:
-    return printing.percent(amount / whole) if whole else "-"
+    return printing.percent(amount / whole) if whole else "-"  # a problem without memory
 
 
 def _ended(solution: Solution) -> str:
@@ -313,6 +319,7 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
         "size_unit": problem.size_unit,
         "cost_unit": problem.cost_unit,
     }
+    # An invalid schedule is the answer of `check`, not an error: it has exit code 1 and a record.
     try:
         trace = simulate(problem, schedule)
     except InvalidSchedule as error:
@@ -339,7 +346,7 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
         return f"invalid   {record['message']}"
     peak = record["peak"]
     where = ""
-    if record["peak_step"] >= 0:
+    if record["peak_step"] >= 0:  # -1: the schedule is empty
         op = problem.ops[schedule.ops[record["peak_step"]]]
         where = f", first at step {record['peak_step']} ({op.name!r})"
     lines = [
@@ -359,6 +366,7 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
         {
             "name": solver.name,
             "exact": solver.exact,
+            # Probed without importing: solver libraries are slow to load.
             "available": (reason := unavailable(solver)) is None,
             "requires": list(solver.requires),
             "message": reason or "",

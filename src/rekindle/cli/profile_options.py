@@ -44,6 +44,7 @@ def add_commands(commands: Any) -> None:
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     """For commands that plan or capture a model."""
     group = parser.add_argument_group("costs of ops")
+    # Another device cannot be measured from here: --device-profile implies estimates.
     choice = group.add_mutually_exclusive_group()
     choice.add_argument(
         "--profile",
@@ -111,6 +112,7 @@ def profile_record(plan: "Plan") -> dict[str, Any]:
 def profile_lines(plan: "Plan") -> list[str]:
     """The same as lines of text: which costs were not measured, and the sum behind the budget."""
     lines = [f"costs: {plan.profile.summary()}"]
+    # Ten are enough to see the reason; --json has all of them.
     lines += [f"not measured: {target}: {why}" for target, why in plan.profile.not_measured[:10]]
     if len(plan.profile.not_measured) > 10:
         lines.append(f"and {len(plan.profile.not_measured) - 10} more")
@@ -158,6 +160,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
+    # Counted before: afterwards there is nothing to count.
     from rekindle.profile.cache import cache_clear, cache_info
     from rekindle.solve.solution_cache import solutions_clear
 
@@ -203,6 +206,7 @@ def _bar() -> "Iterator[ProfileListener]":
         task = progress.add_task("", total=None, clock="")
 
         def listener(seen: "ProfileProgress") -> None:
+            # `max`: the expected time is an estimate and may be exceeded.
             progress.update(
                 task,
                 total=seen.num_total,
@@ -215,6 +219,7 @@ def _bar() -> "Iterator[ProfileListener]":
 
 
 def _plain(seen: "ProfileProgress") -> None:
+    # First and last line only: a line per op would flood a log file.
     if seen.num_done == 0:
         text = f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s"
     elif seen.num_done == seen.num_total:

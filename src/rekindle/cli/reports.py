@@ -50,6 +50,7 @@ _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
 
 def add_commands(commands: Any) -> None:
+    # `explain`, without the underscore, is the function that is imported above.
     explain_ = commands.add_parser(
         "explain",
         help="show what is saved and recomputed, by module, and why",
@@ -137,7 +138,7 @@ def run_explain(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_report(arguments: argparse.Namespace) -> ExitCode:
-    from rekindle.report.html import write_page
+    from rekindle.report.html import write_page  # jinja2: only this command needs it
 
     check_writable(arguments.output)
     found, plan = read_account(arguments)
@@ -160,6 +161,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
     else:
         print(verdict(found))
         print(f"written to {path}")
+    # None, without --model, is no failure.
     return ExitCode.CHECK_FAILED if found.facts.equal is False else ExitCode.DONE
 
 
@@ -186,6 +188,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
     output = arguments.output or f"{Path(arguments.input).stem}{_SUFFIXES[arguments.format]}"
     check_writable(output)
     found, _ = read_account(arguments)
+    # memory_viz reads only pickles; `snapshot_bytes` writes plain lists and dicts.
     if arguments.format == "memory-viz":
         write_bytes(output, snapshot_bytes(found))
         where = "open it at pytorch.org/memory_viz"
@@ -203,7 +206,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
 def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
     """The account of a plan file, and its record; or of a problem and a schedule, and None."""
     record = read_json(arguments.input)
-    commands = [command(sys.argv[1:])]
+    commands = [command(sys.argv[1:])]  # shown in the report: how to make it again
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError(
@@ -213,6 +216,7 @@ def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | N
         plan = plan_from_json(record, arguments.input)
         return account_of(plan, commands=commands), plan
     problem = problem_from_record(record, arguments.input)
+    # The solver's name is optional in a schedule file.
     schedule, solver = keep_all(problem), "keep-all"
     if arguments.schedule is not None:
         given = read_json(arguments.schedule)

@@ -1,7 +1,6 @@
-"""`PlanRecord`: all of a plan that is data, and so all that a plan file holds.
+"""`PlanRecord`: the part of a plan that is data, and that a plan file contains.
 
-Nothing here needs torch. What a plan has beside its record, the captured model and what runs it, is
-`pipeline.Captured`.
+Nothing here needs torch. The other part, the captured model and its runner, is `pipeline.Captured`.
 """
 
 import hashlib

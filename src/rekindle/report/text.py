@@ -9,7 +9,7 @@ from rekindle.report.account import KINDS, Account, Alive
 from rekindle.report.module_paths import shown
 from rekindle.report.module_table import OWN, Row, module_row, module_rows
 
-MAX_ALIVE = 20
+MAX_ALIVE = 20  # rows of the table of what is alive at the peak
 MAX_ROWS = 40  # of the table by module: as deep as fits
 
 
@@ -63,6 +63,7 @@ def explain(account: Account) -> str:
 
 def _shallow(rows: Sequence[Row]) -> list[Row]:
     """The rows down to the deepest level that fits."""
+    # Cut by depth and not by number: half of a module's parts would read as all of them.
     for depth in range(12, 1, -1):
         found = [row for row in rows if row.depth <= depth]
         if len(found) <= MAX_ROWS:
@@ -119,6 +120,7 @@ def explain_module(account: Account, module: str) -> str:
     """One module in one sentence."""
     row = module_row(account, module)
     if row is None:
+        # The modules one level below the model are enough to see the naming.
         some = ", ".join(r.path for r in module_rows(account) if r.depth == 1 and r.label != OWN)
         some = some[:200]
         raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
@@ -173,6 +175,7 @@ def table(
 ) -> str:
     """Columns wide enough for their cells; those in `right`, else all but the first `left`, stand
     right."""
+    # Widths count characters; names with wide characters misalign, which no command depends on.
     lines = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
     flush = set(range(left, len(head)) if right is None else right)
