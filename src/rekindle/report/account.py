@@ -24,7 +24,7 @@ from rekindle.core import (
 from rekindle.report import format
 from rekindle.report.module_paths import Place, joined_modules, places, starred
 
-# What a copy is in memory for. The report page assigns colors by position: append, never reorder.
+# What a copy is in memory for. A kind is a position in this tuple, also in the data of the page.
 KINDS = (
     "saved for the backward",
     "in use, not saved",
@@ -88,8 +88,7 @@ class Alive:
         return self.count * self.bytes_each
 
 
-# Not slotted: cached properties need a `__dict__`. Each report uses only a few of them, and they are
-# not free for a schedule of tens of thousands of ops.
+# Not slotted: cached properties need a `__dict__`. A report uses only a few of them.
 @dataclass(frozen=True)
 class Account:
     problem: Problem
