@@ -175,8 +175,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
     if arguments.output:  # first of all: an interrupt of what follows must not lose the plan
         found.save(arguments.output)
-    told = found.account()
-    trace, predicted = told.trace, found.predict()
+    account = found.account()
+    trace, predicted = account.trace, found.predict()
     buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
         printing.print_json(
@@ -193,7 +193,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "bucket_bytes": buckets,
                 "bound": found.bound,
                 "gap": found.gap,
-                "verdict": verdict(told),
+                "verdict": verdict(account),
                 "num_recomputed": trace.num_recomputed,
                 "kept": found.kept,
                 "plan": arguments.output,
@@ -204,7 +204,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         )
         return ExitCode.DONE
     problem = found.problem
-    print(verdict(told))
+    print(verdict(account))
     kept = ", from the cache of solutions" if found.kept else ""
     print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kept}")
     print(

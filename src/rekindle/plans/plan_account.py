@@ -123,7 +123,7 @@ def write_report(found: Account, path: Any, time_limit_s: float = CURVE_LIMIT_S)
 def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
     """What a plan file says it was made with."""
     made, options = plan.provenance, plan.options
-    said = (
+    rows = (
         ("rekindle", made.rekindle),
         ("torch", made.torch),
         ("device", made.device),
@@ -132,7 +132,7 @@ def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
         ("saved by request", ", ".join(options.save)),
         ("recomputed by request", ", ".join(options.recompute)),
     )
-    return tuple((name, text) for name, text in said if text)
+    return tuple((name, text) for name, text in rows if text)
 
 
 def command(arguments: Sequence[str]) -> str:

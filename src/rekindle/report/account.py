@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about a schedule besides the schedule: who made it, for what, how it did."""
+    """What is known about a schedule besides the schedule: solver, budget, bound, measurements."""
 
     budget: int | None = None
     bound: int | None = None  # proven lower bound on the cost within the budget
@@ -66,9 +66,9 @@ class Facts:
     segments: tuple[CurvePoint, ...] = ()  # the same by cutting the model into equal segments
     predicted: Step | None = None
     measured: Step | None = None
-    verified: str = ""  # what comparing with the original model said
+    verified: str = ""  # the result of `verify`, as a sentence
     equal: bool | None = None
-    commands: tuple[str, ...] = ()  # how to come by the same again
+    commands: tuple[str, ...] = ()  # that reproduce the plan
     advice: str = ""  # what would help further, a sentence a line
 
 
