@@ -122,8 +122,8 @@ def cli_page() -> str:
     parts = [
         _MADE,
         "# Command line",
-        f"{parser.description} {parser.epilog} `--json` prints one object for machines, on every "
-        "command that answers something.",
+        f"{parser.description} {parser.epilog} `--json` prints one JSON object, for "
+        "scripts; every command with a result has it.",
         _table(("command", "what it does"), rows),
         *(part for name, command in commands.items() for part in _command(name, command)),
     ]

@@ -1,7 +1,7 @@
-"""`plan` and `rematerialize`: what most users call.
+"""`plan` and `rematerialize`: the functions that most users call.
 
-Their keyword arguments are the fields of `Options`, spelled out for readers and type checkers;
-`pipeline` has the stages behind them.
+Their keyword arguments are the fields of `Options`, spelled out for readers and type checkers; a
+test compares the two. `pipeline` has the stages behind them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,21 +42,23 @@ def plan(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
 ) -> Plan:
-    """A plan for `model(*args, **kwargs)` within the budget; the model itself does not run.
+    """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors;
+    it does not run.
 
-    `budget` counts what a step adds to what is resident; `device_budget` the whole device ("auto":
-    what is free now), of which the residents (with the state of `optimizer`, one that exists or a
-    name such as "adamw") and the `headroom` are taken off. `device_profile` names a device
-    description to plan for instead of this machine. `hold_outputs=False` takes it that the caller
-    drops all outputs but the loss before the backward, as `model(...).loss.backward()` does.
-    `loss_fn(output)` becomes a part of the call, which then returns the loss: what a loss outside
-    of it needs, beside the gradients that it gives, is not counted.
-    `save` and `recompute` name ops that run once, and ops whose results are not kept for the
-    backward, by module path ("blocks.*.mlp"), op ("aten.mm*"), or both ("blocks.*::mm").
-    `cache=False` solves anew, and keeps nothing. With several `ranks` a device budget leaves room
-    for the gradient buckets of DistributedDataParallel. `cuda_graph=True` records the step and
-    replays it: no time between kernels, and the memory of the step stays reserved. `fuse=False`
-    leaves chains of elementwise ops on a GPU as the kernels that eager runs.
+    `budget` limits what a training step adds to what is resident (parameters, buffers, inputs).
+    `device_budget` limits the whole device ("auto": what is free now): residents, the state of
+    `optimizer` (an optimizer, or a name such as "adamw") and `headroom` are subtracted from it.
+    `device_profile` names a device description to plan for instead of this machine's device.
+    `hold_outputs=False` assumes that the caller drops all outputs but the loss before the backward,
+    as `model(...).loss.backward()` does.
+    `loss_fn(output)` becomes part of the call, which then returns the loss. The memory of a loss
+    that is computed outside is not counted, except for the gradients that it passes back.
+    `save` and `recompute` force ops to be saved (they run once) or recomputed (their results are
+    not kept for the backward), by module path ("blocks.*.mlp"), op ("aten.mm*") or both
+    ("blocks.*::mm"). `cache=False` neither reads nor writes cached solutions. With several `ranks`,
+    a device budget leaves room for the gradient buckets of DistributedDataParallel.
+    `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
     """
     return make_plan(_options(locals()), model, args, kwargs or {})
 
@@ -89,11 +91,12 @@ def rematerialize(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
 ) -> nn.Module:
-    """The same model, whose step never needs more than the budget; options as for `plan`.
+    """A managed module: the same model, whose training step stays within the budget. Its outputs
+    and gradients are bitwise identical to the model's. Options are those of `plan`.
 
-    Without `args` and `kwargs` the first call with gradients is planned, when it comes. A later
-    call of another kind (shapes, dtypes, mode) runs eagerly, is planned too (`on_miss="replan"`,
-    at most `max_plans` kept) or raises.
+    Without `args` and `kwargs`, the first call with gradients is planned when it happens. A call
+    that no plan covers (other shapes, dtypes or mode) runs eagerly and warns (`on_miss="eager"`),
+    is planned too (`"replan"`, keeping at most `max_plans` plans) or raises (`"raise"`).
     """
     options = _options(locals())
     if args is None and kwargs is None:
@@ -104,5 +107,5 @@ def rematerialize(
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    """The options among the arguments of a call."""
+    """The `Options` among the arguments of a call."""
     return Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})

@@ -2,10 +2,10 @@
 
 
 def brief(x: object, limit: int = 40) -> str:
-    """What was got, for a sentence: never more than a few characters of it."""
+    """What was got, as a part of a sentence: at most `limit` characters of it."""
     try:
         text = str(x)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python refuses to print an int of more than 4,300 digits
         return "a whole number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -15,11 +15,11 @@ class RekindleError(Exception):
 
 
 class InvalidProblem(RekindleError, ValueError):
-    """A problem that breaks a rule of the format."""
+    """A problem that breaks a rule of the file format."""
 
 
 class InvalidSchedule(RekindleError, ValueError):
-    """A schedule that cannot be executed, or that was made for another problem."""
+    """A schedule that cannot be executed, or that belongs to another problem."""
 
 
 class InvalidBudget(RekindleError, ValueError):
@@ -27,19 +27,19 @@ class InvalidBudget(RekindleError, ValueError):
 
 
 class FileError(RekindleError, ValueError):
-    """A file that cannot be read or understood."""
+    """A file that cannot be read or parsed."""
 
 
 class SolverUnavailable(RekindleError):
-    """No solver of that name, or one whose libraries are not installed."""
+    """An unknown solver, or one whose libraries are not installed."""
 
 
 class SolverRefused(RekindleError):
-    """A solver that does not handle this kind of problem; the sentence says why."""
+    """A solver that does not support this kind of problem; the message says why."""
 
 
 class BudgetInfeasible(RekindleError):
-    """No schedule was found within the budget; carries the smallest peak that was found."""
+    """No schedule was found within the budget. `smallest_peak_bytes` is the smallest peak found."""
 
     def __init__(self, message: str, smallest_peak_bytes: int | None = None) -> None:
         super().__init__(message)
@@ -47,20 +47,20 @@ class BudgetInfeasible(RekindleError):
 
 
 class WishRefused(RekindleError, ValueError):
-    """A `save` or `recompute` that means no op, or what cannot be done."""
+    """A `save` or `recompute` pattern that matches no op, or a request that cannot be met."""
 
 
 class CaptureError(RekindleError):
-    """A model that cannot be captured; names the op and the source line where there is one."""
+    """A model that cannot be captured. The message names the op, and its source line if known."""
 
 
 class NothingToPlan(CaptureError):
-    """A call that computes nothing, or nothing that a gradient goes through."""
+    """A call that runs no ops, or none that a gradient flows through."""
 
 
 class PlanMismatch(RekindleError):
-    """A plan applied to a model, input, torch or device it was not made for."""
+    """A plan applied to a model, input, torch release or device that it was not made for."""
 
 
 class DeviceProfileError(RekindleError, ValueError):
-    """A device description that does not exist or cannot be understood."""
+    """A device description that does not exist or cannot be parsed."""

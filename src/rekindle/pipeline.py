@@ -1,7 +1,8 @@
-"""Options + model + sample -> what a plan is made of: the line itself, one call per stage.
+"""The pipeline: Options + model + sample -> PlanRecord + Captured, one call per stage.
 
-The only module that knows all stages. What a later stage needs of an earlier one (a plan for
-another backward, a model for a plan that is there already) is asked of it.
+Only this module knows all stages; no stage calls an earlier one. What a stage needs of an earlier
+one (a plan for another backward, a model for a plan that was read from a file) is requested here.
+docs/architecture.md shows the stages for one example.
 """
 
 import contextlib
@@ -39,14 +40,14 @@ from rekindle.solving import choose
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a plan holds of a model of this process, beside its record."""
+    """What a plan knows of a model in this process, besides its record."""
 
     program: Program
     profile: Profile
     late_runner: LateRunner
-    options: Options  # in full, as they were given
-    device_budget: DeviceBudget | None = None  # the sum behind `device_budget=`
-    kept: bool = False  # the schedule was found in an earlier run and kept on disk
+    options: Options  # all of them; the record has only those that a plan file keeps
+    device_budget: DeviceBudget | None = None  # how `device_budget=` was divided
+    kept: bool = False  # the schedule is from the cache of solutions
 
     @property
     def joint(self) -> JointGraph:
@@ -60,9 +61,10 @@ def plan_call(
     kwargs: Mapping[str, Any],
     first: PlanRecord | None = None,
 ) -> tuple[PlanRecord, Captured]:
-    """`first`: the plan that the same module has for its first kind of call. A fraction is one of
-    this call's own keep-all peak, but gives no less than that plan's budget: a smaller batch, of
-    which gradients are a larger share, has what the first one had."""
+    """A plan for one call. `first` is the plan for the first call of the same managed module, if
+    there is one. A fractional budget is a fraction of this call's own keep-all peak, but at least
+    the budget of the first plan: gradients are a larger share of a smaller batch's peak, so the
+    fraction alone could be infeasible where the first budget is enough."""
     joint = captured(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
@@ -76,8 +78,8 @@ def plan_call(
 def plan_again(
     options: Options, joint: JointGraph, old: PlanRecord, given: DeviceBudget | None, same_ops: bool
 ) -> tuple[PlanRecord, Captured]:
-    """A plan for other gradients than the old one's; its schedule serves if the ops are the same
-    and the budget still holds."""
+    """A plan for a backward with other gradients than the old plan's. The old schedule is reused if
+    the ops are the same and its peak is still within the budget."""
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
@@ -93,7 +95,7 @@ def plan_joint(
     given: DeviceBudget | None = None,
     at_least: int = 0,
 ) -> tuple[PlanRecord, Captured]:
-    """From the graph on; `given`: what a device budget came to."""
+    """The stages from the captured graph on. `given` is the device budget, resolved."""
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, name)
         predictor = Predictor(program, profile, problem)
@@ -113,17 +115,18 @@ def capture_for(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Captured:
-    """The model for a plan that is there; raises PlanMismatch where the plan is not for it."""
+    """Captures the model that an existing plan is for; raises PlanMismatch if it is another one."""
     made = record.provenance
     if made.torch != torch_release():
         raise PlanMismatch(
-            f"the plan was made with torch {made.torch}, this is {torch_release()}; plan again"
+            f"the plan was made with torch {made.torch} and torch {torch_release()} is installed; "
+            "make a new plan"
         )
     where = {t.device.type for t in (*model.parameters(), *model.buffers())}
     if where and made.device not in where:
         raise PlanMismatch(
-            f"the plan was made for {made.device}, the model is on {', '.join(sorted(where))}; "
-            "plan again"
+            f"the plan was made for {made.device} and the model is on {', '.join(sorted(where))}; "
+            "move the model or make a new plan"
         )
     joint = captured(options, model, args, kwargs)
     with collector_at_rest():
@@ -137,45 +140,47 @@ def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None
     made, device = record.provenance, program.joint.device
     if graph_structure(problem) != graph_structure(record.problem):
         raise PlanMismatch(
-            f"the plan was made for another graph ({len(record.problem.ops)} ops, this model's "
-            f"has {len(problem.ops)}): another model, input shape, dtype or mode; plan again"
+            f"the plan was made for another graph of {len(record.problem.ops)} ops, and this one "
+            f"has {len(problem.ops)}: the model, an input shape, a dtype or train/eval mode "
+            "differs; make a new plan"
         )
     check_schedule(problem, record.schedule)
     if device.type != made.device:
         raise PlanMismatch(
-            f"the plan was made for {made.device}, the model is on {device}; plan again"
+            f"the plan was made for {made.device} and the model is on {device}; move the model or "
+            "make a new plan"
         )
     if made.measured and made.costs_device != device_name(device):
         raise PlanMismatch(
-            f"the plan was measured on {made.costs_device}, this is {device_name(device)}: "
-            "its kernels may need other memory; plan again"
+            f"the plan was measured on {made.costs_device} and this is {device_name(device)}, "
+            "whose kernels may need other workspace; make a new plan"
         )
     if graph_hash(problem, (v.size_bytes for v in program.values)) != made.graph:
         raise PlanMismatch(
-            "the plan was made for a model of the same ops and other sizes: other widths, "
-            "input shapes or dtypes; plan again"
+            "the plan was made for a model with the same ops and other sizes (layer widths, input "
+            "shapes or dtypes); make a new plan"
         )
 
 
 def recorded(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> JointGraph:
-    """What eager runs."""
+    """The graph as eager runs it, before any rewrite."""
     return capture(model, args, kwargs, call=captured_call(options.loss_fn))
 
 
 def captured(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> JointGraph:
-    """What a plan is made of: what eager runs, rewritten."""
+    """The graph that a plan is made for: as eager runs it, then rewritten."""
     return rewrite(recorded(options, model, args, kwargs), fuse=options.fuse)
 
 
 def with_backward(
     options: Options, joint: JointGraph, tangents: Sequence[Tangent], autocast: tuple[Any, ...]
 ) -> JointGraph:
-    """A captured step with the backward for other gradients; its forward is the same, node by
-    node."""
+    """The captured graph with a backward for other gradients. The forward keeps its nodes, since it
+    may have run already."""
     other = joint.with_tangents(tangents, autocast)
     return rewrite(other, fuse=options.fuse, beside=joint)
 
@@ -187,10 +192,13 @@ def device_budget(
     kwargs: Mapping[str, Any],
     device: torch.device,
 ) -> DeviceBudget:
-    """What the device's budget leaves for one step."""
+    """The part of a device budget that is left for one step."""
     assert options.device_budget is not None
     if options.budget is not None:
-        raise TypeError("give budget (of a step) or device_budget (of the device), not both")
+        raise TypeError(
+            "both budget and device_budget were given; give budget (for a step) or device_budget "
+            "(for the whole device)"
+        )
     residents = residents_of(model, (args, dict(kwargs)), options.optimizer, options.ranks)
     described = options.device_profile and load_device(options.device_profile).memory_bytes
     return device_budget_of(
@@ -199,7 +207,7 @@ def device_budget(
 
 
 def torch_release() -> str:
-    """Major and minor: kernels and graphs may differ from one to the next."""
+    """Major and minor version: kernels and graphs may differ between minor releases."""
     return ".".join(torch.__version__.split("+")[0].split(".")[:2])
 
 
@@ -208,7 +216,10 @@ def torch_release() -> str:
 
 def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program, Profile, Problem]:
     if options.cuda_graph and joint.device.type != "cuda":
-        raise ValueError(f"cuda_graph=True needs a CUDA device; the model is on {joint.device}")
+        raise ValueError(
+            f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "
+            "model or leave cuda_graph out"
+        )
     description = None if options.device_profile is None else load_device(options.device_profile)
     program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     profile = profile_nodes(
@@ -237,7 +248,8 @@ def _record(
         bound=solution.bound,
         budget_bytes=budget,
         solver=solution.solver,
-        # Where there is nothing to drop, a plan without its outputs is one that holds them.
+        # If the loss is the only output, `hold_outputs=False` drops nothing and plans the same
+        # step: record it as held, so that plan files of equal steps are equal.
         options=kept_options(options, hold_outputs=program.held == program.given),
         provenance=Provenance(
             torch=torch_release(),

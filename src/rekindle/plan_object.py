@@ -1,8 +1,8 @@
-"""`Plan`: a record (pure data) and, for a model of this process, what was captured of it.
+"""`Plan`: a record (pure data) and, if a model of this process was captured, that capture.
 
-One class for a plan that was made and for one that was read from a file: the second has no capture
-until `apply` gives it one. Also what makes plans and puts them into a managed module, from Options:
-`rekindle.api`, the adapters and the command line all come through here.
+A plan that was made and a plan that was read from a file are the same class: the latter has no
+capture until `apply` makes one. `make_plan` and `manage_plan` are what `rekindle.api`, the
+integrations and the command line call.
 """
 
 import functools
@@ -33,67 +33,71 @@ from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import Manager, manage
 from rekindle.runtime.runner import Runner
 from rekindle.solve.pareto import Point, pareto
+from rekindle.solving import NO_BUDGET
 
 log = logging.getLogger("rekindle")
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
-    """A schedule for one model and one kind of call, with what it costs."""
+    """A schedule for one model and one call signature, with its peak, cost and bound."""
 
-    record: PlanRecord  # all of it that is data, and that a plan file holds
-    captured: Captured | None = None  # None where it was read from a file and not applied yet
+    record: PlanRecord  # what a plan file contains
+    captured: Captured | None = None  # None: read from a file and not applied yet
+
+    def __str__(self) -> str:
+        return str(self.record)
 
     # ---- of the record
 
     @property
     def problem(self) -> Problem:
-        """The ops and values of a step, with their costs and sizes."""
+        """The ops and values of a training step, with costs and sizes."""
         return self.record.problem
 
     @property
     def schedule(self) -> Schedule:
-        """The ops in the order in which they run, repeats included."""
+        """The ops in execution order, recomputations included."""
         return self.record.schedule
 
     @property
     def peak_bytes(self) -> int:
-        """Simulated, above what is resident."""
+        """Simulated peak of a step, without what is resident (parameters, buffers, inputs)."""
         return self.record.peak_bytes
 
     @property
     def cost_ns(self) -> int:
-        """The sum over all ops that run, repeats included."""
+        """Sum of the costs of all ops that run, recomputations included."""
         return self.record.cost_ns
 
     @property
     def keep_all_peak_bytes(self) -> int:
-        """When nothing is recomputed."""
+        """Peak memory of a step that recomputes nothing."""
         return self.record.keep_all_peak_bytes
 
     @property
     def keep_all_cost_ns(self) -> int:
-        """When nothing is recomputed."""
+        """Cost of a step that recomputes nothing."""
         return self.record.keep_all_cost_ns
 
     @property
     def overhead(self) -> float:
-        """Cost increase over keep-all: 0.07 is 7 %."""
+        """Cost increase over keep-all; 0.07 is 7 %."""
         return self.record.overhead
 
     @property
     def gap(self) -> str:
-        """How far from the cheapest schedule this one can be, in a sentence."""
+        """The optimality gap, as a sentence."""
         return self.record.gap
 
     @property
     def budget_bytes(self) -> int | None:
-        """What a step may add to what is resident."""
+        """The most memory that a step may add to what is resident."""
         return self.record.budget_bytes
 
     @property
     def solver(self) -> str:
-        """The one that found the schedule."""
+        """The solver that found the schedule."""
         return self.record.solver
 
     @property
@@ -103,67 +107,67 @@ class Plan:
 
     @property
     def bound(self) -> int | None:
-        """No schedule within the budget costs less, where that is known."""
+        """Proven lower bound on the cost of any schedule within the budget, or None."""
         return self.record.bound
 
     @property
     def torch(self) -> str:
-        """The release of torch that it was made with, and for."""
+        """The torch release that the plan was made with and applies to."""
         return self.record.provenance.torch
 
     @property
     def rekindle(self) -> str:
-        """The release of Rekindle that it was made with."""
+        """The Rekindle release that the plan was made with."""
         return self.record.provenance.rekindle
 
     @property
     def device(self) -> str:
-        """The type of device that it was made for."""
+        """The device type that the plan was made for, such as "cuda"."""
         return self.record.provenance.device
 
     @property
     def graph(self) -> str:
-        """A hash of the captured graph that it was made for."""
+        """Hash of the captured graph that the plan was made for."""
         return self.record.provenance.graph
 
     @property
     def costs_device(self) -> str:
-        """Whose costs these are, by name."""
+        """Name of the device whose op costs were used."""
         return self.record.provenance.costs_device
 
     @property
     def costs(self) -> tuple[tuple[str, int], ...]:
-        """How many ops were measured, cached, estimated."""
+        """Number of ops whose costs were measured, cached and estimated."""
         return self.record.provenance.costs
 
     @property
     def measured(self) -> bool:
-        """Whether the costs are those of a real device."""
+        """Whether any cost was measured on a device."""
         return self.record.provenance.measured
 
     @property
     def seed(self) -> int:
-        """The seed of the search."""
+        """Seed of the solver."""
         return self.record.options.seed
 
     @property
     def hold_outputs(self) -> bool:
-        """Whether the caller is taken to keep all outputs through the backward."""
+        """Whether the caller is assumed to keep all outputs until the backward ends."""
         return self.record.options.hold_outputs
 
     @property
     def cuda_graph(self) -> bool:
-        """Whether the step is recorded and replayed."""
+        """Whether the step runs as a CUDA graph."""
         return self.record.options.cuda_graph
 
     @property
     def fuse(self) -> bool:
-        """Whether chains of elementwise ops on a GPU become one kernel."""
+        """Whether chains of elementwise ops are fused on a GPU."""
         return self.record.options.fuse
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        """What was asked to be recomputed, by pattern; `options.save` is what was to be saved."""
+        """Patterns of the ops to recompute, as given; `options.save` has those to save."""
         return tuple(self.record.options.recompute)
 
     # ---- of what was captured
@@ -171,51 +175,51 @@ class Plan:
     def _captured(self) -> Captured:
         if self.captured is None:
             raise RekindleError(
-                "this plan was read from a file and knows no model: give it one with "
-                "plan.apply(model, args), and ask the managed model's `plan`"
+                "this plan was read from a file and has no captured model; call "
+                "plan.apply(model, args) and use `plan` of the module that it returns"
             )
         return self.captured
 
     @property
     def joint(self) -> JointGraph:
-        """The captured forward and backward."""
+        """The captured joint graph of forward and backward."""
         return self._captured().joint
 
     @property
     def program(self) -> Program:
-        """The graph as ops over storages."""
+        """The joint graph as ops over storages."""
         return self._captured().program
 
     @property
     def profile(self) -> Profile:
-        """The cost of each op, and how it was obtained."""
+        """Cost, workspace and output sizes of each op, and how they were obtained."""
         return self._captured().profile
 
     @property
     def late_runner(self) -> LateRunner:
-        """What makes the runner."""
+        """Makes the runner on first use."""
         return self._captured().late_runner
 
     @property
     def runner(self) -> Runner:
-        """What runs the plan; made the first time that it is asked for."""
+        """Executes the plan under autograd; made on first use."""
         return self.late_runner.get()
 
     @property
     def options(self) -> Options:
-        """How it was made; of a plan file, what the file keeps of that."""
+        """The options that the plan was made with; a plan file keeps some of them."""
         if self.captured is None:
             return replace(self.record.options, budget=self.budget_bytes)
         return self.captured.options
 
     @property
     def device_budget(self) -> DeviceBudget | None:
-        """The sum behind `device_budget=`."""
+        """How `device_budget=` was divided into residents, headroom and step."""
         return None if self.captured is None else self.captured.device_budget
 
     @property
     def kept(self) -> bool:
-        """The schedule was found in an earlier run and kept on disk."""
+        """Whether the schedule is from the cache of solutions."""
         return self.captured is not None and self.captured.kept
 
     # ---- files
@@ -226,7 +230,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Plan":
-        """A plan that was saved: its numbers, and `apply`. A broken file is refused."""
+        """Reads a saved plan; raises FileError for a broken file. Use `apply` to run it."""
         return Plan(read_plan(path))
 
     # ---- running
@@ -242,9 +246,10 @@ class Plan:
         on_stale: Literal["raise", "replan"] = "raise",
         loss_fn: Callable[..., Any] | None = None,
     ) -> nn.Module:
-        """The managed model that runs this plan; `args` as it was planned with. Refused where the
-        plan was made for another graph, torch or device, or with `on_stale="replan"` made anew for
-        the same budget and wishes. A plan file keeps no `loss_fn`: give it again."""
+        """The managed model that runs this plan, for arguments like those it was planned with.
+        Raises PlanMismatch for another graph, torch release or device; `on_stale="replan"` makes a
+        new plan with the same budget, `save` and `recompute` instead. A plan file does not contain
+        `loss_fn`: give it again."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
         args, kwargs = tuple(args), dict(kwargs or {})
@@ -254,7 +259,7 @@ class Plan:
         except PlanMismatch as error:
             if on_stale == "raise" or self.budget_bytes is None:
                 raise
-            log.warning("the plan is stale, and is made anew: %s", error)
+            log.warning("stale plan, planning again: %s", error)
             plan = make_plan(options, model, args, kwargs)
         return manage_plan(options, plan, model, args, kwargs, inplace=inplace)
 
@@ -266,10 +271,10 @@ class Plan:
         *,
         loss_fn: Callable[..., Any] | None = None,
     ) -> "Plan":
-        """The same record with this model's graph; raises PlanMismatch."""
+        """This record with the given model's capture; raises PlanMismatch."""
         options = self._options_with(loss_fn)
         how = options
-        if self.captured is None:  # the costs that count are in the record: measure none again
+        if self.captured is None:  # the record has the costs: measure nothing
             how = replace(options, profile="estimate")
         captured = capture_for(self.record, how, model, args, kwargs)
         captured = replace(captured, options=options, device_budget=self.device_budget)
@@ -278,17 +283,17 @@ class Plan:
     def _options_with(self, loss_fn: Callable[..., Any] | None) -> Options:
         return self.options if loss_fn is None else replace(self.options, loss_fn=loss_fn)
 
-    # ---- telling
+    # ---- reports
 
     def predict(self) -> Prediction:
-        """The peak and the time of a step on the device, as `measure` would find them."""
+        """Predicted peak and time of a step on the device, as `rekindle.measure` measures them."""
         return self._predictor().predict(self.schedule)
 
     def _predictor(self) -> Predictor:
         return Predictor(self.program, self.profile, self.problem)
 
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
-        """What each amount of memory costs in time, from the smallest peak to keep-all."""
+        """The trade-off between memory and time, from the smallest peak to keep-all."""
         return pareto(
             self.problem,
             num_points=num_points,
@@ -297,7 +302,7 @@ class Plan:
         )
 
     def explain(self, module: str | None = None) -> str:
-        """What is saved and what runs again, by module and why; or one module in a sentence."""
+        """What is saved and recomputed, by module, and why; or a sentence on one module."""
         found = self.account()
         return explain(found) if module is None else explain_module(found, module)
 
@@ -308,16 +313,15 @@ class Plan:
         measured: StepMeasurement | None = None,
         time_limit_s: float = CURVE_LIMIT_S,
     ) -> Path:
-        """Writes the report page: one HTML file that opens offline. `measured` is what
-        `rekindle.measure` found for the managed model; `time_limit_s` goes into the trade-off
-        curve, and 0 leaves it out."""
+        """Writes the report, one self-contained HTML file. `measured` is what `rekindle.measure`
+        found. `time_limit_s` is for the trade-off curve; 0 leaves it out."""
         found = self.account()
         if measured is not None:
             found = with_step(found, measured=Step(measured.peak_bytes, measured.step_ns))
         return write_report(found, path, time_limit_s)
 
     def account(self, *, commands: Sequence[str] = ()) -> Account:
-        """What all reports print; `commands`: how one comes by the same plan again."""
+        """The data of all reports; `commands` are those that reproduce the plan."""
         if self.captured is None:
             return account_of(self.record, commands=commands)
         predictor = self._predictor()
@@ -360,7 +364,7 @@ def make_plan(
     kwargs: Mapping[str, Any],
     first: Plan | None = None,
 ) -> Plan:
-    """`first`: the plan that the same module has for its first kind of call."""
+    """A plan for one call; `first` is the plan of the same managed module's first call."""
     return Plan(*plan_call(options, model, args, kwargs, None if first is None else first.record))
 
 
@@ -374,14 +378,14 @@ def manage_plan(
     inplace: bool = False,
     planner: Planner | None = None,
 ) -> nn.Module:
-    """The module that runs the plan, and plans again (by `planner`) as `on_miss` says."""
+    """The module that runs the plan. `planner` makes plans for other calls, if `on_miss` asks."""
     max_plans = options.max_plans
     if options.on_miss not in ("eager", "replan", "raise"):
         raise ValueError(f"on_miss is {options.on_miss!r}; expected 'eager', 'replan' or 'raise'")
     if max_plans < 1:
-        raise ValueError(f"max_plans is {max_plans}; a managed module keeps one plan or more")
+        raise ValueError(f"max_plans is {max_plans}; expected 1 or more")
     if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
-        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
+        raise TypeError(NO_BUDGET)
     manager = Manager(
         options.on_miss,
         planner or functools.partial(make_plan, options),

@@ -1,4 +1,8 @@
-"""Problem + budget -> the schedule to run: given, kept from an earlier run, or solved."""
+"""Problem + budget -> Solution: a given schedule, one from the cache of solutions, or a solver's.
+
+The budget counts bytes as the device's allocator hands them out; a solver counts the sizes of the
+problem. `_solve_as_allocated` translates between the two.
+"""
 
 import dataclasses
 import logging
@@ -16,21 +20,25 @@ from rekindle.solve.constraints import (
 from rekindle.solve.registry import find_solver
 from rekindle.solve.solution_cache import SolveRequest, lookup, store
 
+NO_BUDGET = (
+    "neither a budget nor a schedule was given; give budget= (bytes, '8GiB', or a fraction such as "
+    "0.5), device_budget= or schedule="
+)
 log = logging.getLogger("rekindle")
 
 
 def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
-    """A solution with a schedule, and whether it was kept from an earlier run; raises
-    BudgetInfeasible, with the smallest peak found, where there is none.
+    """A solution with a schedule, and whether it is from the cache. Raises BudgetInfeasible, with
+    the smallest peak found, if no schedule was found.
 
-    The first Ctrl-C ends the search: its best schedule so far is the answer, and KeyboardInterrupt
-    is raised where there is none. No signal handler is set: solvers catch KeyboardInterrupt (see
-    `Solver.solve`), so outside of them, and the second time, it is raised as ever."""
+    The first Ctrl-C ends the search and returns its best schedule so far; without one,
+    KeyboardInterrupt is raised. No signal handler is installed: solvers catch KeyboardInterrupt
+    (see `Solver.solve`), so outside of a solver, and the second time, it is raised as usual."""
     problem = predictor.problem
     if options.schedule is not None:
         return _given(options, problem, budget), False
     if budget is None:
-        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) or a schedule")
+        raise TypeError(NO_BUDGET)
     solution, kept = _solve_as_allocated(options, predictor, budget)
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
@@ -38,8 +46,8 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
         smallest = solution.smallest or constrained_min_budget(problem, options.wishes)
         peak = simulate(problem, smallest).peak
         raise BudgetInfeasible(
-            f"no plan within {budget:,} bytes: {solution.message or solution.status.value}; the "
-            f"smallest peak found is {peak:,} bytes",
+            f"infeasible within {budget:,} bytes: {solution.message or solution.status.value}; "
+            f"the smallest peak found is {peak:,} bytes; give a budget of at least that",
             peak,
         )
     return solution, kept
@@ -50,7 +58,11 @@ def _say_interrupted(problem: Problem, solution: Solution) -> None:
         raise KeyboardInterrupt("interrupted before a schedule within the budget was found")
     before, cost = (simulate(problem, s).cost for s in (keep_all(problem), solution.schedule))
     overhead = cost / before - 1 if before else 0.0
-    log.warning("interrupted; best so far %+.1f %%, press again to stop", 100 * overhead)
+    log.warning(
+        "search interrupted: using the best schedule so far, overhead %+.1f %%; press Ctrl-C again "
+        "to stop",
+        100 * overhead,
+    )
 
 
 def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
@@ -62,7 +74,9 @@ def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
         check_constraints(problem, resolve(problem, options.wishes), schedule)
     if budget is not None and (peak := simulate(problem, schedule).peak) > budget:
         raise BudgetInfeasible(
-            f"the given schedule has a peak of {peak:,} bytes; the budget is {budget:,}", peak
+            f"the given schedule has a peak of {peak:,} bytes and the budget is {budget:,}; give a "
+            "larger budget or another schedule",
+            peak,
         )
     return Solution(status=Status.FEASIBLE, schedule=schedule, solver="given")
 
@@ -70,15 +84,15 @@ def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
 def _solve_as_allocated(
     options: Options, predictor: Predictor, budget: int
 ) -> tuple[Solution, bool]:
-    """A schedule within the budget as the device's allocator will count it: where blocks turn out
-    larger than their requests, the excess is taken off the solver's budget. Each further try begins
-    with the schedule of the one before and has half its time: all of them together take less than
-    twice the limit."""
+    """A schedule within the budget as the device's allocator will count it. Where its blocks are
+    larger than what was requested, the solver's budget is reduced by the excess and the search runs
+    again, from the schedule found before and with half its time: all searches together take less
+    than twice the time limit."""
     problem = predictor.problem
     whole, simulated = predictor.keep_all_bytes, simulate(problem, keep_all(problem))
     if whole <= budget or not simulated.peak:
         target = budget
-    else:
+    else:  # start with what keep-all loses to the allocator; most problems need no second try
         target = budget * simulated.peak // whole
     found: Schedule | None = None
     for num_before in range(4):
@@ -90,9 +104,9 @@ def _solve_as_allocated(
         excess = predictor.peak_bytes(solution.schedule) - budget
         if excess <= 0:
             return solution, kept
-        if solution.stopped_by == "interrupt":  # the user waits no longer
+        if solution.stopped_by == "interrupt":  # the user does not want to wait
             break
-        target -= excess + budget // 500
+        target -= excess + budget // 500  # 0.2 % more, or small excesses would cost a try each
         found = solution.schedule
     return dataclasses.replace(
         solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE

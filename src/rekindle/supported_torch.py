@@ -24,7 +24,7 @@ def refuse_untested(installed: str) -> None:
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
     below = f"{NEWEST[0]}.{NEWEST[1] + 1}"
     if release > NEWEST:
-        why = "newer releases give wrong gradients in silence"
+        why = "newer releases can give wrong gradients without an error"
     else:
         why = "older releases lack what it needs"
     raise RekindleError(

@@ -1,7 +1,7 @@
-"""`verify`: one step of the original and one of the managed model, compared to the bit.
+"""`verify`: runs one step of the original and one of the managed model and compares them bitwise.
 
-Outputs, gradients of parameters and inputs, buffers and random streams. Both models are left as
-they were: parameters' gradients, buffers and streams are put back.
+Compared are outputs, gradients of parameters and inputs, buffers, and the states of the random
+number generators. Both models are left as they were: gradients, buffers and states are restored.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from rekindle.predict import Prediction, StepMeasurement, measure_step
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that both models left, and what differs; "" where they are the same to the bit."""
+    """One compared tensor and what differs; "" if both are bitwise identical."""
 
     name: str
     difference: str
@@ -27,10 +27,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `verify` found. True where everything is the same to the bit; prints itself."""
+    """The result of `verify`: true if everything is bitwise identical. `str()` gives the text."""
 
-    items: tuple[Item, ...]  # everything that was compared
-    predicted: Prediction | None = None  # peak and time, with `costs=True`
+    items: tuple[Item, ...]  # all that was compared
+    predicted: Prediction | None = None  # peak and time of a step, with `costs=True`
     measured: StepMeasurement | None = None
 
     @property
@@ -46,9 +46,12 @@ class Verdict:
 
     @property
     def comparison(self) -> str:
-        """What was compared, and what differs of it."""
+        """What was compared and what differs, as text."""
         if self.equal:
-            return f"equal: all {len(self.items)} outputs, gradients, buffers and random streams"
+            return (
+                f"bitwise identical: all {len(self.items)} outputs, gradients, buffers and random "
+                "number generator states"
+            )
         shown = "\n  ".join(self.differences[:20])
         return f"{len(self.differences)} of {len(self.items)} differ:\n  {shown}"
 
@@ -66,8 +69,9 @@ def verify(
     *,
     costs: bool = False,
 ) -> Verdict:
-    """Runs one step of each from the same state and compares all that a user can see; with `costs`
-    also the peak and time of a managed step, predicted and measured."""
+    """Runs one step of both models from the same state and compares outputs, gradients, buffers and
+    random number generators bitwise. `costs=True` also predicts and measures the peak and time of a
+    managed step."""
     kwargs = dict(kwargs or {})
     first = _step(model, args, kwargs)
     second = _step(managed, args, kwargs)
@@ -85,7 +89,7 @@ def verify(
 
 def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with _put_back(model, args, kwargs):
+    with _restored_after(model, args, kwargs):
         inputs, _ = split((tuple(args), kwargs))
         leaves = [*model.parameters(), *(t for t in inputs if t.requires_grad and t.is_leaf)]
         for leaf in leaves:
@@ -96,14 +100,14 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
             found[name] = tensor.detach().clone()
         _backward(out, tensors)
         for name, parameter in model.named_parameters():
-            found[f"gradient of {name}"] = _kept(parameter.grad)
+            found[f"gradient of {name}"] = _copied(parameter.grad)
         for name, tensor in zip(path_names((tuple(args), kwargs), "args"), inputs, strict=True):
             if tensor.requires_grad and tensor.is_leaf:
-                found[f"gradient of {name}"] = _kept(tensor.grad)
+                found[f"gradient of {name}"] = _copied(tensor.grad)
         for name, buffer in model.named_buffers():
             found[f"buffer {name}"] = buffer.detach().clone()
-        for name, state in _streams().items():
-            found[f"random stream {name}"] = state
+        for name, state in _generator_states().items():
+            found[f"random number generator {name}"] = state
     return found
 
 
@@ -114,7 +118,8 @@ def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
     roots = losses or able
     if not roots:
         return
-    # Gradients that are not all ones, and the same for both: made apart from the global stream.
+    # Both models get the same gradients, from a generator of their own: the global generator is
+    # compared. Ones would hide a wrong scale.
     generator = torch.Generator().manual_seed(0)
     grads = []
     for root in roots:
@@ -124,11 +129,11 @@ def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
     torch.autograd.backward(roots, grads)
 
 
-def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _streams() -> dict[str, torch.Tensor]:
+def _generator_states() -> dict[str, torch.Tensor]:
     found = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for i in range(torch.cuda.device_count()):
@@ -137,13 +142,15 @@ def _streams() -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _put_back(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+def _restored_after(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Iterator[None]:
     inputs, _ = split((tuple(args), kwargs))
     tensors = [*model.parameters(), *inputs]
     grads = [t.grad if t.is_leaf else None for t in tensors]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     contents = [(t, t.detach().clone()) for t in inputs]
-    streams = copy.copy(_streams())
+    streams = copy.copy(_generator_states())
     versions = [t._version for t, _ in contents]
     try:
         yield
@@ -164,6 +171,7 @@ def _put_back(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    # Compared as bytes: NaN is not equal to NaN, and -0.0 is equal to 0.0.
     plain = tensor.detach().contiguous()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     return plain.resolve_neg().reshape(-1).view(torch.uint8)
@@ -171,9 +179,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _difference(first: Any, second: Any, missing: object) -> str:
     if first is missing or second is missing:
-        return "only one of the two has it"
+        return "only one of the two models has it"
     if first is None or second is None:
-        return "" if first is second else "one of the two is None"
+        return "" if first is second else "it is None in one of the two models"
     for what in ("shape", "dtype", "device"):
         a, b = getattr(first, what), getattr(second, what)
         if a != b:

@@ -50,7 +50,11 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-SAID = re.compile(r"^interrupted; best so far [+]\d+\.\d %, press again to stop$", re.MULTILINE)
+SAID = re.compile(
+    r"^search interrupted: using the best schedule so far, overhead [+]\d+\.\d %; press Ctrl-C "
+    r"again to stop$",
+    re.MULTILINE,
+)
 
 
 @pytest.mark.parametrize("solver", ["auto", "fastsa"])

@@ -101,12 +101,12 @@ def test_another_torch_or_device_is_refused(plan_file: Path, monkeypatch) -> Non
             rekindle.Plan.load(plan_file).apply(*arguments)
 
     refused("made with torch 1.9", torch="1.9")
-    refused("made for cuda, the model is on cpu", device="cuda")
+    refused("made for cuda and the model is on cpu", device="cuda")
     refused("measured on Z80", costs={"device": "Z80", "measured": 3})
     plan_file.write_text(json.dumps({**record, "costs": {"device": "Z80", "estimated": 3}}))
     rekindle.Plan.load(plan_file).apply(*arguments)
     monkeypatch.setattr(pipeline, "torch_release", lambda: "9.9")
-    with pytest.raises(PlanMismatch, match=r"this is 9\.9"):
+    with pytest.raises(PlanMismatch, match=r"torch 9\.9 is installed"):
         rekindle.Plan.load(plan_file).apply(*arguments)
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
     torch.compiler.reset()
-    dynamo._said.clear()
+    dynamo._warned.clear()
     yield
     torch.compiler.reset()
 

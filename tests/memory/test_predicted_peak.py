@@ -59,7 +59,7 @@ def test_a_budget_for_the_whole_device_is_kept():
     measured = rekindle.measure(managed, (x,), num_steps=2)
     assert measured.peak_bytes <= plan.predict().peak_bytes <= plan.budget_bytes
     assert measured.peak_bytes < 0.7 * keep_all.peak_bytes
-    with pytest.raises(TypeError, match="not both"):
+    with pytest.raises(TypeError, match="both budget and device_budget"):
         rekindle.plan(model, (x,), budget=0.5, device_budget="auto")
 
 

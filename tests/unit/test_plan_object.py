@@ -76,9 +76,9 @@ def test_what_both_kinds_of_plan_know(tmp_path: Path) -> None:
 def test_a_plan_from_a_file_says_that_it_needs_a_model(tmp_path: Path) -> None:
     planned().save(tmp_path / "plan.json")
     loaded = rekindle.Plan.load(tmp_path / "plan.json")
-    with pytest.raises(RekindleError, match=r"give it one with plan\.apply\(model, args\)"):
+    with pytest.raises(RekindleError, match=r"call plan\.apply\(model, args\)"):
         loaded.predict()
     for name in CAPTURED:
-        with pytest.raises(RekindleError, match="knows no model"):
+        with pytest.raises(RekindleError, match="has no captured model"):
             getattr(loaded, name)
     assert loaded.apply(*sample()).plan.predict().peak_bytes >= loaded.peak_bytes

@@ -91,7 +91,10 @@ def test_an_interrupt_is_told_with_the_best_so_far(caplog: pytest.LogCaptureFixt
     budget = 2 * simulate(problem, keep_all(problem)).peak
     solution, _ = choose(Options(solver=Recorder("interrupt"), cache=False), predictor, budget)
     assert solution.schedule == keep_all(problem)
-    assert caplog.messages == ["interrupted; best so far +0.0 %, press again to stop"]
+    assert caplog.messages == [
+        "search interrupted: using the best schedule so far, overhead +0.0 %; press Ctrl-C "
+        "again to stop"
+    ]
 
 
 @dataclass(frozen=True)

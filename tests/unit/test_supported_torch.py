@@ -16,7 +16,7 @@ from rekindle.supported_torch import ANY_TORCH, NEWEST, OLDEST, installed_torch,
 ROOT = Path(__file__).parents[2]
 SENTENCE = (
     "torch 2.15.0 is installed; this release of Rekindle is tested with 2.11 to 2.13, and newer "
-    "releases give wrong gradients in silence: pip install 'torch>=2.11,<2.14', or set "
+    "releases can give wrong gradients without an error: pip install 'torch>=2.11,<2.14', or set "
     "REKINDLE_ANY_TORCH=1 to try at your own risk"
 )
 

@@ -21,6 +21,7 @@ from rekindle.capture.dynamo_route import run_read
 from rekindle.capture.eager_check import difference, explained, run_eagerly
 from rekindle.capture.fake_tensors import fake_tensors_answer, libraries_see_real_tensors
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.graph_text import graph_text
 from rekindle.capture.module_state import fill_tables, left_as_it_was, module_paths, settle
 from rekindle.capture.node_facts import Source, facts
 from rekindle.capture.pytrees import Structure, split
@@ -87,6 +88,9 @@ class JointGraph:
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
     origin: Origin | None = None  # None: as it was recorded
+
+    def __str__(self) -> str:
+        return graph_text(self.nodes, self.outputs, self.gradients)
 
     @property
     def recorded(self) -> "JointGraph":

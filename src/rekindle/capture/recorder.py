@@ -29,7 +29,7 @@ from rekindle.capture.node_facts import (
     source_of,
 )
 from rekindle.capture.subgraph import run_slice, slice_of
-from rekindle.capture.tensor_args import with_tensors
+from rekindle.capture.tensor_args import map_tensors
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     DEVICE_OF,
@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         way = _way(func)
         if way == "passes":
             return func(*args, **kwargs)
-        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs)
+        args, kwargs = map_tensors(self._as_fake, args), map_tensors(self._as_fake, kwargs)
         if way == "answered":
             return self._answer(func, args, kwargs)
         if way == "refused":
@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return node
 
     def _nodes(self, nest: Any) -> Any:
-        return with_tensors(self._node_arg, nest)
+        return map_tensors(self._node_arg, nest)
 
     def _alias(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor object that came from no dispatched op but shares a known storage."""

@@ -20,7 +20,7 @@ _PLAIN = frozenset(
 )
 
 
-def with_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
     """The nest with `function` applied to each tensor."""
     kind = type(nest)
     if kind is FakeTensor:
@@ -28,11 +28,11 @@ def with_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
     if kind in _PLAIN:
         return nest
     if kind is tuple:
-        return tuple([with_tensors(function, item) for item in nest])
+        return tuple([map_tensors(function, item) for item in nest])
     if kind is list:
-        return [with_tensors(function, item) for item in nest]
+        return [map_tensors(function, item) for item in nest]
     if kind is dict:
-        return {key: with_tensors(function, item) for key, item in nest.items()}
+        return {key: map_tensors(function, item) for key, item in nest.items()}
     return pytree.tree_map_only(torch.Tensor, function, nest)
 
 

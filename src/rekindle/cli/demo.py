@@ -1,58 +1,56 @@
-"""`demo`: a small GPT trained at several budgets, or, with `--graph`, what budgets cost on a
-bundled training graph (no torch needed)."""
+"""`demo`: trains a small GPT at several budgets; with `--graph`, solves a bundled training graph at
+several budgets, which needs no torch."""
 
 import argparse
 from typing import Any
 
 from rekindle.cli import printing
+from rekindle.cli.arguments import JSON_HELP, check_writable, steps
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.problems import check_writable
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import Problem, Solution, Trace, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
 from rekindle.solve import default_solver, run_solver
 from rekindle.solve.min_budget import min_budget
 
 BUDGETS = ("1.0", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2")
-TIME_LIMIT_S = 5.0  # for each budget
+TIME_LIMIT_S = 5.0  # for each budget; the problem is small enough to be solved in less
 
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="train a small GPT at 100, 50 and 30 %% of its activation memory",
-        description="Trains a small GPT on the CPU at several budgets and prints loss, measured "
-        "peak, time, and whether gradients are eager's to the bit; writes a report page.",
+        description="Trains a small GPT on the CPU at several budgets. Prints loss, measured peak, "
+        "time per step, and whether the gradients are bitwise identical to eager PyTorch's. Writes "
+        "an HTML report.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--graph",
         action="store_true",
-        help="instead solve a bundled problem at several budgets and print the trade-off",
+        help="solve a bundled problem at several budgets instead, and print the trade-off",
     )
-    parser.add_argument("--steps", type=steps, default=5, metavar="N", help="default 5")
     parser.add_argument(
-        "-o", "--output", metavar="FILE.html", default="report.html", help="the report page"
+        "--steps", type=steps, default=5, metavar="N", help="training steps (default 5)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.html", default="report.html", help="default report.html"
+    )
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run_demo)
-
-
-def steps(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 to 1000")
-    return int(text)
 
 
 def run_demo(arguments: argparse.Namespace) -> ExitCode:
     if not arguments.graph:
+        # torch is imported here: `--graph` runs without it.
         from rekindle.cli.demo_training import run_training
 
         check_writable(arguments.output)
         return run_training(arguments.steps, arguments.output, as_json=arguments.json)
     problem = transformer(6, batch=8, sequence=512, width=256, vocabulary=4096)
     base = simulate(problem, keep_all(problem))
-    with shown(problem, quiet=arguments.json):
+    with show_progress(problem, quiet=arguments.json):
         records, smallest = _trade_off(problem, base)
     if arguments.json:
         printing.print_json(
@@ -66,11 +64,11 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
         )
         return ExitCode.DONE
     print(
-        f"One training step of a small transformer ({len(problem.ops)} ops) needs "
-        f"{printing.size(problem, base.peak)} when everything is kept.\n"
-        "With a budget, some values are freed early and computed again:\n"
+        f"One training step of a small transformer ({len(problem.ops)} ops) has "
+        f"a keep-all peak of {printing.size(problem, base.peak)}.\n"
+        "Within a smaller budget, some values are freed early and recomputed:\n"
     )
-    print(printing.table(("budget", "", "peak", "extra time", "ops run again"), map(_row, records)))
+    print(printing.table(("budget", "", "peak", "overhead", "ops recomputed"), map(_row, records)))
     if smallest is not None:
         print(
             f"\nThe smallest peak found is {printing.size(problem, smallest)} "
@@ -80,12 +78,13 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _trade_off(problem: Problem, base: Trace) -> tuple[list[dict[str, Any]], int | None]:
-    """What each budget costs, and the smallest peak; an interrupt leaves what was found."""
+    """A record per budget, and the smallest peak found; fewer records after an interrupt."""
     records: list[dict[str, Any]] = []
     try:
         for budget in BUDGETS:
             solution, record = _solve(problem, budget, base.peak, base.cost)
             records.append(record)
+            # The first Ctrl-C ends the search of this budget; it should end the demo as well.
             if solution.stopped_by == "interrupt":
                 return records, None
         return records, simulate(problem, min_budget(problem)).peak

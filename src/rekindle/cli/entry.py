@@ -1,4 +1,8 @@
-"""The entry point: the parser of all groups, and what becomes of errors."""
+"""The entry point: the parser of all commands, and the exit code and sentence of each error.
+
+Only errors that Rekindle raises on purpose become a sentence. Any other exception is a bug, here or
+in the user's model, and keeps its traceback.
+"""
 
 import argparse
 import os
@@ -22,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Looked up when asked for: reading the package's metadata takes time."""
+    """Prints the version. It is looked up only then: reading package metadata takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         try:
@@ -37,7 +41,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="rekindle",
         description="Train any PyTorch model inside the memory you have.",
-        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad usage or input, 3 infeasible.",
+        epilog="Exit codes: 0: done. 1: check or verification failed. 2: bad usage or input. 3: no "
+        "schedule within the budget was found.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
@@ -50,7 +55,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A name in a problem may hold what the terminal cannot show.
+            # A name in a problem file may hold characters that the terminal cannot encode.
             stream.reconfigure(errors="backslashreplace")
     try:
         arguments = build_parser().parse_args(argv)
@@ -61,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RekindleError as error:
         return _fail(error, ExitCode.USAGE)
     except KeyboardInterrupt:
-        return _fail("interrupted before anything was found", ExitCode.INTERRUPTED)
+        return _fail("interrupted before a schedule was found", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has left (`| head`); nothing is to be said to nobody, and the
-        # interpreter must not try to flush what is left.
+        # The reader of our output has gone (`| head`). The interpreter flushes stdout at exit and
+        # would print "Exception ignored ... BrokenPipeError": give it a stdout that accepts all.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PIPE
     return int(code)

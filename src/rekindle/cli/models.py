@@ -1,7 +1,8 @@
-"""`capture`, `plan` and `verify`: the commands over models.
+"""`capture`, `plan` and `verify`: the commands that take a model.
 
-A model is named MODULE:FACTORY, or FILE.py:FACTORY; the factory takes nothing and returns
-(model, args, kwargs), (model, args) or the model alone.
+A model is named MODULE:FACTORY, or FILE.py:FACTORY. The factory takes no arguments and returns
+(model, args, kwargs), (model, args) or the model alone. torch is imported inside the `run`
+functions, so that `--help` and a mistyped option answer at once.
 """
 
 import argparse
@@ -13,18 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.cli import printing
+from rekindle.cli.arguments import (
+    BUDGET_HELP,
+    JSON_HELP,
+    QUIET_HELP,
+    add_save_and_recompute,
+    ranks,
+    seconds,
+    seed,
+)
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, add_wishes, seconds, seed
 from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
     options_of,
     profile_lines,
     profile_record,
-    profiling_shown,
+    show_profiling,
 )
-from rekindle.cli.progress import shown
-from rekindle.core import keep_all, write_problem
+from rekindle.cli.progress import show_progress
+from rekindle.core import Problem, keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
 from rekindle.plans.options import DEFAULTS
 from rekindle.report import verdict
@@ -35,67 +44,73 @@ FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kw
 def add_commands(commands: Any) -> None:
     capture = commands.add_parser(
         "capture",
-        help="write the problem of a model's training step",
-        description="Captures one forward and backward of a model and writes it as a problem.",
+        help="write a model's training step as a problem file",
+        description="Captures the joint forward and backward graph of a model, profiles its ops "
+        "and writes them as a problem file, which `rekindle solve` reads without torch.",
         allow_abbrev=False,
     )
     capture.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
-    capture.add_argument("-o", "--output", required=True, metavar="PROBLEM.json")
+    capture.add_argument("-o", "--output", required=True, metavar="PROBLEM.json", help="write to")
     _common(capture)
     capture.set_defaults(run=run_capture)
 
     plan = commands.add_parser(
         "plan",
         help="plan a model's training step within a budget",
-        description="Captures, profiles and solves; writes the plan for rekindle.Plan.load.",
+        description="Captures a model, profiles its ops and solves for a schedule within the "
+        "budget. The plan file is read by rekindle.Plan.load.",
         allow_abbrev=False,
     )
     plan.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     plan.add_argument("--budget", metavar="B", help=BUDGET_HELP)
     _search(plan)
     plan.add_argument(
-        "--seed", type=seed, default=DEFAULTS.seed, metavar="N", help=f"default {DEFAULTS.seed}"
+        "--seed",
+        type=seed,
+        default=DEFAULTS.seed,
+        metavar="N",
+        help=f"seed of the solver (default {DEFAULTS.seed})",
     )
-    plan.add_argument("-o", "--output", metavar="PLAN.json", help="where to write it")
+    plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan to")
     plan.add_argument(
         "--ranks",
         type=ranks,
         default=DEFAULTS.ranks,
         metavar="N",
-        help="of a data-parallel run: the budget is that of each rank, whose device also holds "
+        help="ranks of a data-parallel run; the budget is for each rank, whose device also holds "
         f"gradient buckets (default {DEFAULTS.ranks})",
     )
     plan.add_argument(
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="solve anew, even where a solution is kept on disk",
+        help="neither read nor write solutions cached on disk",
     )
     add_budget_options(plan)
-    add_wishes(plan)
+    add_save_and_recompute(plan)
     _common(plan)
     plan.set_defaults(run=run_plan)
 
     verify = commands.add_parser(
         "verify",
-        help="compare a managed model with the original, to the bit",
-        description="Runs one step of both from the same state: outputs, gradients, buffers, "
-        "random streams. Exit code 1 where anything differs.",
+        help="check that a managed model is bitwise identical to the original",
+        description="Runs one training step of both from the same state and compares outputs, "
+        "gradients, buffers and random number generators. Exit code 1 if any of them differs.",
         allow_abbrev=False,
     )
     verify.add_argument("factory", metavar="MODULE:FACTORY", help=FACTORY_HELP)
     choice = verify.add_mutually_exclusive_group(required=True)
     choice.add_argument("--budget", metavar="B", help=BUDGET_HELP)
-    choice.add_argument("--plan", metavar="PLAN.json", help="a plan file to apply")
+    choice.add_argument("--plan", metavar="PLAN.json", help="apply this plan file")
     _search(verify)
-    add_wishes(verify)
+    add_save_and_recompute(verify)
     _common(verify)
     verify.set_defaults(run=run_verify)
 
 
 def _search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--solver", default=DEFAULTS.solver, metavar="NAME", help="see `rekindle solvers`"
+        "--solver", default=DEFAULTS.solver, metavar="NAME", help="as listed by `rekindle solvers`"
     )
     parser.add_argument(
         "--time-limit",
@@ -103,18 +118,18 @@ def _search(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULTS.time_limit_s,
         metavar="S",
-        help=f"default {DEFAULTS.time_limit_s:g}",
+        help=f"seconds for the solver (default {DEFAULTS.time_limit_s:g})",
     )
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     parser.add_argument(
         "--outputs-dropped",
         dest="hold_outputs",
         action="store_false",
-        help="outputs besides the loss are dropped before the backward",
+        help="assume that the caller drops all outputs but the loss before the backward",
     )
     add_profile_options(parser)
 
@@ -123,7 +138,8 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
     from rekindle.plan_object import make_plan
 
     model, args, kwargs = load_sample(arguments.factory)
-    with profiling_shown(quiet=arguments.quiet or arguments.json) as listener:
+    with show_profiling(quiet=arguments.quiet or arguments.json) as listener:
+        # A given schedule instead of a budget: everything but solving is done.
         options = options_of(arguments, schedule=keep_all, on_progress=listener)
         found = make_plan(options, model, args, kwargs)
     write_problem(arguments.output, found.problem)
@@ -141,7 +157,7 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
         peak = printing.size(found.problem, found.keep_all_peak_bytes)
         print(
             f"{arguments.output}: {found.problem.name}, {len(found.problem.ops)} ops, "
-            f"{len(found.problem.values)} values; {peak} when everything is kept"
+            f"{len(found.problem.values)} values; keep-all peak {peak}"
         )
     return ExitCode.DONE
 
@@ -150,15 +166,17 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     from rekindle.plan_object import make_plan
 
     if arguments.budget is None and arguments.device_budget is None:
-        raise RekindleError("give --budget (of a step) or --device-budget (of the device)")
+        raise RekindleError(
+            "no budget was given; give --budget (for a step) or --device-budget (for the device)"
+        )
     model, args, kwargs = load_sample(arguments.factory)
     quiet = arguments.quiet or arguments.json
-    with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+    with show_profiling(quiet=quiet) as listener, show_solving(quiet):
         found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
-    if arguments.output:
+    if arguments.output:  # first of all: an interrupt of what follows must not lose the plan
         found.save(arguments.output)
-    told = found.account()
-    trace, predicted = told.trace, found.predict()
+    account = found.account()
+    trace, predicted = account.trace, found.predict()
     buckets = bucket_bytes(model) if arguments.ranks > 1 else 0
     if arguments.json:
         printing.print_json(
@@ -175,7 +193,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "bucket_bytes": buckets,
                 "bound": found.bound,
                 "gap": found.gap,
-                "verdict": verdict(told),
+                "verdict": verdict(account),
                 "num_recomputed": trace.num_recomputed,
                 "kept": found.kept,
                 "plan": arguments.output,
@@ -186,17 +204,17 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
         )
         return ExitCode.DONE
     problem = found.problem
-    print(verdict(told))
-    kept = ", kept from an earlier run" if found.kept else ""
+    print(verdict(account))
+    kept = ", from the cache of solutions" if found.kept else ""
     print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kept}")
     print(
-        f"on the device: peak {printing.size(problem, predicted.peak_bytes)}, "
+        f"predicted on the device: peak {printing.size(problem, predicted.peak_bytes)}, "
         f"step {printing.cost(problem, predicted.step_ns)}"
     )
     if arguments.ranks > 1:
         print(
             f"each of {arguments.ranks} ranks: {printing.size(problem, found.budget_bytes or 0)} "
-            f"for a step, beside {printing.size(problem, buckets)} of gradient buckets (none with "
+            f"for a step, plus {printing.size(problem, buckets)} of gradient buckets (0 with "
             "gradient_as_bucket_view=True)"
         )
     for line in profile_lines(found):
@@ -214,13 +232,14 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
     quiet = arguments.quiet or arguments.json
     if arguments.plan is not None:
         managed = Plan.load(arguments.plan).apply(model, args, kwargs, on_miss="raise")
-    else:
-        with profiling_shown(quiet=quiet) as listener, shown_solver(quiet):
+    else:  # on_miss="raise" in both: a call that runs eagerly would compare eager with itself
+        with show_profiling(quiet=quiet) as listener, show_solving(quiet):
             options = options_of(arguments, on_progress=listener, on_miss="raise")
             plan = make_plan(options, model, args, kwargs)
             managed = manage_plan(options, plan, model, args, kwargs)
     answer = verify(model, managed, args, kwargs, costs=True)
     predicted, measured = answer.predicted, answer.measured
+    # `costs=True` asked for both.
     assert predicted is not None
     assert measured is not None
     if arguments.json:
@@ -237,33 +256,27 @@ def run_verify(arguments: argparse.Namespace) -> ExitCode:
         )
     else:
         print(answer)
-    return ExitCode.DONE if answer.equal else ExitCode.NO
+    return ExitCode.DONE if answer.equal else ExitCode.CHECK_FAILED
 
 
 def bucket_bytes(model: Any) -> int:
-    """What DistributedDataParallel allocates beside the gradients: a copy of them."""
+    """Bytes of the buckets of DistributedDataParallel, which hold a copy of the gradients."""
     from rekindle.predict import residents_of
 
     return residents_of(model, ranks=2).buckets_bytes
 
 
-def ranks(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 10**6:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of ranks, 1 or more")
-    return int(text)
-
-
-def shown_solver(quiet: bool) -> Any:
+def show_solving(quiet: bool) -> Any:
     """Progress of solvers, in the units of a captured problem."""
-    from rekindle.core import Problem
-
-    return shown(Problem((), ()), quiet=quiet)
+    # The problem does not exist yet; progress needs only its units, ns and bytes, the defaults.
+    return show_progress(Problem((), ()), quiet=quiet)
 
 
 def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Imports the factory and calls it."""
     from torch import nn
 
+    # Errors of the factory itself keep their traceback: it is the user's code.
     made = _factory(name)()
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
@@ -274,7 +287,10 @@ def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     args = parts[1] if len(parts) > 1 else ()
     kwargs = parts[2] if len(parts) > 2 else {}
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
-        raise FileError(f"{name}: args must be a tuple and kwargs a dict")
+        raise FileError(
+            f"{name} returned args as a {type(args).__name__} and kwargs as a "
+            f"{type(kwargs).__name__}; expected a tuple and a dict"
+        )
     return parts[0], tuple(args), dict(kwargs)
 
 
@@ -284,22 +300,24 @@ def _factory(name: str) -> Callable[[], Any]:
         raise FileError(f"{name!r} does not name a factory; expected {FACTORY_HELP}")
     if where.endswith(".py"):
         if not Path(where).is_file():
-            raise FileError(f"there is no file {where}")
+            raise FileError(f"there is no file {where}; expected {FACTORY_HELP}")
         spec = importlib.util.spec_from_file_location(Path(where).stem, where)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        # Registered before it runs: dataclasses and pickle look a class's module up by name.
+        # A module that is already there under this name, such as `json`, is not replaced.
         sys.modules.setdefault(spec.name, module)
         spec.loader.exec_module(module)
     else:
-        sys.path.insert(0, "")  # as `python -m` does
+        sys.path.insert(0, "")  # the current folder, as `python -m` has it
         try:
             module = importlib.import_module(where)
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError as error:  # of this module, or of one that it imports
             raise FileError(f"module {where!r} cannot be imported: {error}") from None
         finally:
             sys.path.remove("")
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise FileError(f"{where} has no function {attribute!r}")
+        raise FileError(f"{where} has no function {attribute!r}; expected {FACTORY_HELP}")
     return found  # type: ignore[no-any-return]

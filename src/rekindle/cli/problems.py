@@ -1,14 +1,27 @@
-"""`solve`, `check` and `solvers`: the commands over problem and schedule files."""
+"""`solve`, `pareto`, `check` and `solvers`: the commands that need no model and no torch.
+
+They read problem files, plan files and schedule files. Sizes and costs are printed in the units of
+the problem; JSON records have the plain integers and name the units beside them.
+"""
 
 import argparse
-import math
-import os
-from pathlib import Path
 from typing import Any
 
 from rekindle.cli import printing
+from rekindle.cli.arguments import (
+    BUDGET_HELP,
+    JSON_HELP,
+    QUIET_HELP,
+    SEED_HELP,
+    TIME_LIMIT_HELP,
+    add_save_and_recompute,
+    check_writable,
+    points,
+    seconds,
+    seed,
+)
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import (
     Problem,
     Schedule,
@@ -24,7 +37,7 @@ from rekindle.core import (
     write_schedule,
 )
 from rekindle.core.files import problem_from_record, read_json
-from rekindle.errors import FileError, InvalidSchedule
+from rekindle.errors import InvalidSchedule
 from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver
@@ -37,107 +50,75 @@ from rekindle.solve.constraints import (
 )
 from rekindle.solve.pareto import pareto
 
-SMALLEST_PEAK_LIMIT_S = 5.0  # for the number that answers a budget which cannot be met
-MAX_SEED = 2**31 - 1  # what every solver library takes
+# Time for the smallest peak that is printed where the budget is infeasible. It comes on top of the
+# solver's own limit, which is used up by then.
+SMALLEST_PEAK_LIMIT_S = 5.0
 
 
 def add_commands(commands: Any) -> None:
     solve = commands.add_parser(
         "solve",
-        help="find a schedule of a problem within a budget",
-        description="Finds a schedule within the budget, at the smallest cost the solver can find.",
+        help="find a schedule for a problem within a budget",
+        description="Finds the cheapest schedule whose simulated peak is within the budget.",
         allow_abbrev=False,
     )
     solve.add_argument("problem", metavar="PROBLEM.json")
     solve.add_argument("--budget", required=True, metavar="B", help=BUDGET_HELP)
-    solve.add_argument("--solver", metavar="NAME", help="see `rekindle solvers`")
-    solve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
-    solve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
-    solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="where to write it")
-    add_wishes(solve)
-    solve.add_argument("--json", action="store_true", help="print one JSON object")
-    solve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    solve.add_argument("--solver", metavar="NAME", help="as listed by `rekindle solvers`")
+    solve.add_argument(
+        "--time-limit", type=seconds, default=60.0, metavar="S", help=TIME_LIMIT_HELP
+    )
+    solve.add_argument("--seed", type=seed, default=0, metavar="N", help=SEED_HELP)
+    solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="write the schedule to")
+    add_save_and_recompute(solve)
+    solve.add_argument("--json", action="store_true", help=JSON_HELP)
+    solve.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     solve.set_defaults(run=run_solve)
 
     curve = commands.add_parser(
         "pareto",
-        help="what each amount of memory costs in time",
-        description="Finds the trade-off between memory and time from one shared search.",
+        help="compute the trade-off between memory and time",
+        description="Computes the Pareto front of peak memory and cost, from the smallest peak to "
+        "keep-all, in one shared search.",
         allow_abbrev=False,
     )
     curve.add_argument("problem", metavar="PROBLEM.json|PLAN.json")
-    curve.add_argument("--points", type=points, default=12, metavar="N", help="default 12")
-    curve.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="default 60")
-    curve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
-    curve.add_argument("--json", action="store_true", help="print one JSON object")
-    curve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    curve.add_argument("--points", type=points, default=12, metavar="N", help="points (default 12)")
+    curve.add_argument(
+        "--time-limit", type=seconds, default=60.0, metavar="S", help=TIME_LIMIT_HELP
+    )
+    curve.add_argument("--seed", type=seed, default=0, metavar="N", help=SEED_HELP)
+    curve.add_argument("--json", action="store_true", help=JSON_HELP)
+    curve.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     curve.set_defaults(run=run_pareto)
 
     check = commands.add_parser(
         "check",
         help="check and simulate a schedule",
-        description="Checks that a schedule can be executed, and simulates its peak and cost.",
+        description="Checks that a schedule can be executed and simulates its peak and cost. Exit "
+        "code 1 if it cannot be executed or its peak is above the budget.",
         allow_abbrev=False,
     )
     check.add_argument("problem", metavar="PROBLEM.json")
     check.add_argument("schedule", metavar="SCHEDULE.json")
     check.add_argument("--budget", metavar="B", help=BUDGET_HELP)
-    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument("--json", action="store_true", help=JSON_HELP)
     check.set_defaults(run=run_check)
 
     solvers = commands.add_parser(
-        "solvers", help="list the solvers, in order of preference", allow_abbrev=False
+        "solvers",
+        help="list the solvers, in order of preference",
+        description="Lists the solvers in order of preference, and what to install for each.",
+        allow_abbrev=False,
     )
-    solvers.add_argument("--json", action="store_true", help="print one JSON object")
+    solvers.add_argument("--json", action="store_true", help=JSON_HELP)
     solvers.set_defaults(run=run_solvers)
 
 
-def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """A user's own word on what is saved and what is recomputed."""
-    group = parser.add_argument_group(
-        "your own word",
-        'patterns of module paths ("blocks.*.mlp"), ops ("aten.mm*") or both ("blocks.*::mm"); '
-        "each option may be given several times",
-    )
-    for name, help_text in (
-        ("--save", "ops that run no more than once"),
-        ("--recompute", "ops whose results are not kept for the backward"),
-    ):
-        group.add_argument(name, metavar="PATTERN", action="append", default=[], help=help_text)
-
-
-BUDGET_HELP = (
-    "bytes as a whole number, a size such as 8GiB or 8GB, or a fraction of the keep-all peak "
-    "with a point, such as 0.5"
-)
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
-    return value
-
-
-def seed(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > MAX_SEED:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, 0 to {MAX_SEED}")
-    return int(text)
-
-
-def points(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 2 <= int(text[:9]) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, 2 to 1000")
-    return int(text)
-
-
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
-    problem = problem_in(read_json(arguments.problem), arguments.problem)
+    problem = problem_of_record(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
-    with shown(problem, quiet=arguments.quiet or arguments.json):
+    with show_progress(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
             problem,
             num_points=arguments.points,
@@ -176,14 +157,14 @@ def run_pareto(arguments: argparse.Namespace) -> ExitCode:
             else f"{100 * printing.overhead(point.bound, base.cost):+.2f} %",
             gap_sentence(point.cost, point.bound),
         )
-        for point in reversed(curve)
+        for point in reversed(curve)  # from keep-all to the smallest peak
     ]
-    print(printing.table(("peak", "of keep-all", "extra time", "proven at least", ""), rows))
+    print(printing.table(("peak", "of keep-all", "overhead", "lower bound", ""), rows))
     return ExitCode.DONE
 
 
-def problem_in(record: Any, path: str) -> Problem:
-    """The problem that a problem file is, or that a plan file holds."""
+def problem_of_record(record: Any, path: str) -> Problem:
+    """The problem of a problem file or of a plan file."""
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         return problem_from_record(record.get("problem"), f"{path}: problem")
     return problem_from_record(record, path)
@@ -194,15 +175,16 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
+    # Everything that can be wrong with the arguments is checked before minutes of solving.
     if arguments.output is not None:
         check_writable(arguments.output)
-    wishes = parse_constraints(arguments.save, arguments.recompute)
-    with shown(problem, quiet=arguments.quiet):
+    constraints = parse_constraints(arguments.save, arguments.recompute)
+    with show_progress(problem, quiet=arguments.quiet):
         solution = run_constrained(
             solver,
             problem,
             budget,
-            wishes,
+            constraints,
             time_limit_s=arguments.time_limit,
             seed=arguments.seed,
         )
@@ -212,8 +194,9 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             write_schedule(
                 arguments.output, problem, solution.schedule, solution.solver, solution.seed
             )
+    # After an error nothing is known about the problem, so no smallest peak is searched.
     elif solution.status is not Status.ERROR:
-        smallest = _smallest(problem, solution, arguments.time_limit, wishes)
+        smallest = _smallest(problem, solution, arguments.time_limit, constraints)
         record["smallest_peak"] = smallest
     if arguments.json:
         printing.print_json(record)
@@ -221,25 +204,15 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
         print(_solve_text(problem, arguments, record, solution))
     if solution.schedule is not None:
         return ExitCode.DONE
+    # TIME_LIMIT counts as infeasible: in both cases no schedule within the budget was found.
     return ExitCode.USAGE if solution.status is Status.ERROR else ExitCode.INFEASIBLE
 
 
-def check_writable(path: str) -> None:
-    """Before the solver starts: minutes of work must not end at a folder that is not there."""
-    folder = Path(path).parent
-    if Path(path).is_dir():
-        raise FileError(f"{path} is a folder; give the name of a file to write")
-    if not folder.is_dir():
-        raise FileError(f"{path} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise FileError(f"{path} cannot be written: the folder {folder} is read-only")
-
-
 def _smallest(
-    problem: Problem, solution: Solution, time_limit_s: float, wishes: Constraints
+    problem: Problem, solution: Solution, time_limit_s: float, constraints: Constraints
 ) -> int:
-    """The smallest peak that the solver, or else the baselines in a few seconds, can reach."""
-    found = constrained_min_budget(problem, wishes, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
+    """The smallest peak found: by the solver, or by the baselines in a few seconds."""
+    found = constrained_min_budget(problem, constraints, min(SMALLEST_PEAK_LIMIT_S, time_limit_s))
     peak = simulate(problem, found).peak
     if solution.smallest is not None:
         peak = min(peak, simulate(problem, solution.smallest).peak)
@@ -248,6 +221,8 @@ def _smallest(
 
 def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution) -> dict[str, Any]:
     trace = None if solution.schedule is None else simulate(problem, solution.schedule)
+    # `trace and ...`: null where there is no schedule. All keys are always there, so that scripts
+    # need no default.
     return {
         "problem": problem.name,
         "status": solution.status.name,
@@ -266,7 +241,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "smallest_peak": None,
         "size_unit": problem.size_unit,
         "cost_unit": problem.cost_unit,
-        "wall_s": round(solution.wall_s, 6),
+        "wall_s": round(solution.wall_s, 6),  # of the solver alone, without reading files
         "stopped_by": solution.stopped_by,
         "notes": list(solution.notes),
     }
@@ -295,7 +270,7 @@ def _solve_text(
         f"keep-all  peak {printing.size(problem, base_peak)}, "
         f"cost {printing.cost(problem, record['keep_all_cost'])}",
         f"budget    {peak(record['budget'])}",
-        f"answer    {record['status']}: {solution.status.value}, by {solution.solver} "
+        f"result    {record['status']}: {solution.status.value}, by {solution.solver} "
         f"in {solution.wall_s:.2f} s{_ended(solution)}",
     ]
     if solution.message:
@@ -303,26 +278,26 @@ def _solve_text(
     if record["smallest_peak"] is not None:
         lines.append(f"          the smallest peak found is {peak(record['smallest_peak'])}")
         if record["smallest_peak"] <= record["budget"]:
-            lines.append("          so another solver can do it: see `rekindle solvers`")
+            lines.append("          which is within the budget: try another --solver")
     if solution.schedule is not None:
         lines.append(f"peak      {peak(record['peak'])}")
         lines.append(
             f"cost      {printing.cost(problem, record['cost'])} "
-            f"({100 * record['overhead']:+.2f} %), {record['num_recomputed']} ops run again"
+            f"({100 * record['overhead']:+.2f} %), {record['num_recomputed']} ops recomputed"
         )
         if record["bound"] is not None:
-            lines.append(
-                f"bound     {printing.cost(problem, record['bound'])}: no schedule costs less"
-            )
+            bound = printing.cost(problem, record["bound"])
+            lines.append(f"bound     {bound}: proven lower bound on the cost")
         lines.append(f"          {record['gap']}")
         if arguments.output is not None:
             lines.append(f"written   {arguments.output}")
+    # Each method that contributed says in a note what it found.
     lines.extend(f"note      {note}" for note in solution.notes)
     return "\n".join(lines)
 
 
 def percent_of(amount: int, whole: int) -> str:
-    return printing.percent(amount / whole) if whole else "-"
+    return printing.percent(amount / whole) if whole else "-"  # a problem without memory
 
 
 def _ended(solution: Solution) -> str:
@@ -351,6 +326,7 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
         "size_unit": problem.size_unit,
         "cost_unit": problem.cost_unit,
     }
+    # An invalid schedule is the answer of `check`, not an error: it has exit code 1 and a record.
     try:
         trace = simulate(problem, schedule)
     except InvalidSchedule as error:
@@ -369,7 +345,7 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
     else:
         print(_check_text(problem, schedule, record))
     good = record["valid"] and record["within_budget"] is not False
-    return ExitCode.DONE if good else ExitCode.NO
+    return ExitCode.DONE if good else ExitCode.CHECK_FAILED
 
 
 def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) -> str:
@@ -377,11 +353,11 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
         return f"invalid   {record['message']}"
     peak = record["peak"]
     where = ""
-    if record["peak_step"] >= 0:
+    if record["peak_step"] >= 0:  # -1: the schedule is empty
         op = problem.ops[schedule.ops[record["peak_step"]]]
         where = f", first at step {record['peak_step']} ({op.name!r})"
     lines = [
-        f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops run again",
+        f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops recomputed",
         f"peak      {printing.size(problem, peak)} "
         f"({peak}, {percent_of(peak, record['keep_all_peak'])} of keep-all{where})",
         f"cost      {printing.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
@@ -397,6 +373,7 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
         {
             "name": solver.name,
             "exact": solver.exact,
+            # Probed without importing: solver libraries are slow to load.
             "available": (reason := unavailable(solver)) is None,
             "requires": list(solver.requires),
             "message": reason or "",
@@ -409,8 +386,8 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
     rows = [
         (
             str(record["name"]),
-            "proves" if record["exact"] else "searches",
-            "ready" if record["available"] else str(record["message"]),
+            "exact" if record["exact"] else "heuristic",
+            "available" if record["available"] else str(record["message"]),
         )
         for record in records
     ]

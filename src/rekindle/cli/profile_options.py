@@ -1,4 +1,8 @@
-"""`cache`, and what commands that profile share: their options and the progress of profiling."""
+"""`cache`, and what the commands that profile share: their options and the progress of profiling.
+
+The options of a command are stored under the names of the fields of `Options`, so that `options_of`
+needs no list of its own.
+"""
 
 import argparse
 import sys
@@ -19,16 +23,20 @@ if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it d
 def add_commands(commands: Any) -> None:
     cache = commands.add_parser(
         "cache",
-        help="the measurements and solutions kept on disk",
-        description="Measured ops and solved problems are kept on disk ($REKINDLE_CACHE_DIR, else "
-        "the user's cache folder), so that a model is profiled and solved once.",
+        help="show or clear cached measurements and solutions",
+        description="Measured ops and solved problems are cached on disk, in $REKINDLE_CACHE_DIR "
+        "or else the user's cache folder, so that a model is profiled and solved once.",
         allow_abbrev=False,
     )
     actions = cache.add_subparsers(metavar="info|clear", required=True)
-    info = actions.add_parser("info", help="where it is and what it holds", allow_abbrev=False)
+    info = actions.add_parser(
+        "info", help="show where the cache is and what it holds", allow_abbrev=False
+    )
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.set_defaults(run=run_info)
-    clear = actions.add_parser("clear", help="forget all of it", allow_abbrev=False)
+    clear = actions.add_parser(
+        "clear", help="remove all cached measurements and solutions", allow_abbrev=False
+    )
     clear.add_argument("--json", action="store_true", help="print one JSON object")
     clear.set_defaults(run=run_clear)
 
@@ -36,17 +44,20 @@ def add_commands(commands: Any) -> None:
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     """For commands that plan or capture a model."""
     group = parser.add_argument_group("costs of ops")
+    # Another device cannot be measured from here: --device-profile implies estimates.
     choice = group.add_mutually_exclusive_group()
     choice.add_argument(
         "--profile",
         choices=("measure", "estimate"),
         default=DEFAULTS.profile,
-        help="run each distinct op on this machine's device (default), or estimate its cost",
+        help="measure each distinct op on this machine's device (default), or estimate its cost "
+        "from the device's bandwidth and FLOP rate",
     )
     choice.add_argument(
         "--device-profile",
         metavar="NAME",
-        help="estimate for another device: a100, h100, h200, rtx4090, cpu, or an own FILE.toml",
+        help="estimate for another device: a100, h100, h200, rtx4090, cpu, or a FILE.toml of your "
+        "own",
     )
 
 
@@ -54,22 +65,24 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
     """A budget for the whole device, beside `--budget` for the step."""
     group = parser.add_argument_group("budget of the whole device")
     group.add_argument(
-        "--device-budget", metavar="B", help='a size, a fraction of the device, or "auto"'
+        "--device-budget",
+        metavar="B",
+        help='a size, a fraction of the device, or "auto": what is free on the device now',
     )
     group.add_argument(
         "--headroom",
         type=headroom,
         metavar="H",
         default=DEFAULTS.headroom,
-        help=f"kept free: a fraction or a size ({DEFAULTS.headroom})",
+        help=f"a fraction or a size to keep free (default {DEFAULTS.headroom})",
     )
     group.add_argument(
-        "--optimizer", metavar="NAME", help="whose state is to fit too, such as adamw"
+        "--optimizer", metavar="NAME", help="count the state of this optimizer too, such as adamw"
     )
 
 
 def headroom(text: str) -> float | int | str:
-    """A fraction has a point; all else, but for 0, is a size as in a budget."""
+    """A number with a point is a fraction; 0 is 0; anything else is a size, as in a budget."""
     if text == "0":
         return 0
     if "." in text and text.replace(".", "", 1).isdigit():
@@ -78,13 +91,13 @@ def headroom(text: str) -> float | int | str:
 
 
 def options_of(arguments: argparse.Namespace, **others: Any) -> Options:
-    """What a command was given of a plan's options: a flag for one is stored under its name."""
+    """The `Options` that a command was given; `others` are set by the command itself."""
     given = {f.name: getattr(arguments, f.name) for f in fields(Options) if f.name in arguments}
     return Options(**{**given, **others})
 
 
 def profile_record(plan: "Plan") -> dict[str, Any]:
-    """How a plan's costs and budget came about, as JSON data."""
+    """Where a plan's costs and its budget are from, as JSON data."""
     profile = plan.profile
     record: dict[str, Any] = {
         "device": profile.device,
@@ -97,8 +110,9 @@ def profile_record(plan: "Plan") -> dict[str, Any]:
 
 
 def profile_lines(plan: "Plan") -> list[str]:
-    """The same for people: which numbers are not measured, and what was left for a step."""
+    """The same as lines of text: which costs were not measured, and the sum behind the budget."""
     lines = [f"costs: {plan.profile.summary()}"]
+    # Ten are enough to see the reason; --json has all of them.
     lines += [f"not measured: {target}: {why}" for target, why in plan.profile.not_measured[:10]]
     if len(plan.profile.not_measured) > 10:
         lines.append(f"and {len(plan.profile.not_measured) - 10} more")
@@ -139,13 +153,14 @@ def run_info(arguments: argparse.Namespace) -> int:
         rows = [(f.device, f.torch_version, f"{f.num_ops:,}", f"{f.num_bytes:,}") for f in files]
         print(printing.table(("device", "torch", "ops", "bytes"), rows, left=2))
     else:
-        print("no measurements")
+        print("no cached measurements")
     print(solutions_dir())
-    print(f"{num_solutions:,} solutions, {solution_bytes:,} bytes")
+    print(f"{num_solutions:,} cached solutions, {solution_bytes:,} bytes")
     return ExitCode.DONE
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
+    # Counted before: afterwards there is nothing to count.
     from rekindle.profile.cache import cache_clear, cache_info
     from rekindle.solve.solution_cache import solutions_clear
 
@@ -165,7 +180,7 @@ def run_clear(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def profiling_shown(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
+def show_profiling(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
     """A listener for `on_progress`: a bar on a terminal, plain lines elsewhere, all on stderr."""
     if quiet:
         yield None
@@ -191,6 +206,7 @@ def _bar() -> "Iterator[ProfileListener]":
         task = progress.add_task("", total=None, clock="")
 
         def listener(seen: "ProfileProgress") -> None:
+            # `max`: the expected time is an estimate and may be exceeded.
             progress.update(
                 task,
                 total=seen.num_total,
@@ -203,6 +219,7 @@ def _bar() -> "Iterator[ProfileListener]":
 
 
 def _plain(seen: "ProfileProgress") -> None:
+    # First and last line only: a line per op would flood a log file.
     if seen.num_done == 0:
         text = f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s"
     elif seen.num_done == seen.num_total:

@@ -1,4 +1,4 @@
-"""What a running solver has, on stderr: one live line on a terminal, plain lines elsewhere."""
+"""Progress of a running solver on stderr: one live line on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -9,12 +9,12 @@ from rekindle.cli import printing
 from rekindle.core import Problem
 from rekindle.solve import Progress, listen
 
-PLAIN_INTERVAL_S = 1.0
+PLAIN_INTERVAL_S = 1.0  # a log file should not fill up, and CI logs have no carriage return
 
 
 @contextmanager
-def shown(problem: Problem, *, quiet: bool = False) -> Iterator[None]:
-    """Solvers that run inside report to the user."""
+def show_progress(problem: Problem, *, quiet: bool = False) -> Iterator[None]:
+    """Inside this context, solvers report their progress to the user."""
     if quiet:
         yield
     elif sys.stderr.isatty():

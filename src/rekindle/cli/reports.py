@@ -1,7 +1,7 @@
-"""`explain`, `report` and `export`: what a plan, or a problem with a schedule, does.
+"""`explain`, `report` and `export`: views of a plan, or of a problem and a schedule.
 
-All three read a plan file, or a problem file and a schedule file; a problem alone stands for
-keeping everything.
+All three read a plan file, or a problem file and a schedule file. A problem file alone means its
+keep-all schedule.
 """
 
 import argparse
@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.cli import printing
+from rekindle.cli.arguments import (
+    BUDGET_HELP,
+    JSON_HELP,
+    QUIET_HELP,
+    check_writable,
+    points,
+    seconds,
+)
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.problems import BUDGET_HELP, check_writable, points, seconds
-from rekindle.cli.progress import shown
+from rekindle.cli.progress import show_progress
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.files import (
     problem_from_record,
@@ -43,61 +50,76 @@ _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
 
 def add_commands(commands: Any) -> None:
+    # `explain`, without the underscore, is the function that is imported above.
     explain_ = commands.add_parser(
         "explain",
-        help="what is saved, what runs again, by module and why",
-        description="Tells what a plan saves for the backward and what it computes again, by "
-        "module and why, and what is alive at the peak. Identical layers share a line.",
+        help="show what is saved and recomputed, by module, and why",
+        description="Shows what a plan saves for the backward and what it recomputes, by module, "
+        "and why, and what is alive at the peak. Identical layers share a line.",
         allow_abbrev=False,
     )
     _inputs(explain_)
-    explain_.add_argument("--module", metavar="PATH", help="this module alone, in one sentence")
+    explain_.add_argument(
+        "--module", metavar="PATH", help="describe this module only, in one sentence"
+    )
     explain_.set_defaults(run=run_explain)
 
     report = commands.add_parser(
         "report",
-        help="the same and more as one HTML page",
-        description="Writes one self-contained HTML page: memory over the step, the trade-off, "
-        "what is alive at the peak, the table by module.",
+        help="write an HTML report",
+        description="Writes one self-contained HTML page: memory over the step, the trade-off "
+        "between memory and time, what is alive at the peak, and the table by module.",
         allow_abbrev=False,
     )
     _inputs(report)
-    report.add_argument("-o", "--output", metavar="FILE.html", default="report.html")
+    report.add_argument(
+        "-o", "--output", metavar="FILE.html", default="report.html", help="default report.html"
+    )
     report.add_argument(
         "--model",
         metavar="MODULE:FACTORY",
-        help="run the plan on its model: measure it, and compare it with the original",
+        help="also run the plan on its model: measure a step and compare it with the original",
     )
     report.add_argument(
         "--time-limit",
         type=seconds,
         default=CURVE_LIMIT_S,
         metavar="S",
-        help="for the trade-off curve (default 20)",
+        help="seconds for the trade-off curve (default 20)",
     )
-    report.add_argument("--points", type=points, default=9, metavar="N", help="of it (default 9)")
+    report.add_argument(
+        "--points", type=points, default=9, metavar="N", help="points of the curve (default 9)"
+    )
     report.add_argument("--no-curve", action="store_true", help="leave the trade-off curve out")
-    report.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    report.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     report.set_defaults(run=run_report)
 
     export = commands.add_parser(
         "export",
-        help="the step as a file for PyTorch's memory_viz or for Perfetto",
-        description="memory-viz: a memory snapshot as PyTorch writes them, for "
-        "pytorch.org/memory_viz. chrome-trace: JSON for ui.perfetto.dev or chrome://tracing.",
+        help="write the step for PyTorch's memory_viz or for Perfetto",
+        description="Writes the simulated step in another tool's format. memory-viz: a PyTorch "
+        "memory snapshot, for pytorch.org/memory_viz. chrome-trace: JSON for ui.perfetto.dev or "
+        "chrome://tracing.",
         allow_abbrev=False,
     )
     _inputs(export)
     export.add_argument("--format", required=True, choices=tuple(_SUFFIXES))
-    export.add_argument("-o", "--output", metavar="FILE", help="default: the input's name")
+    export.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="default: the name of the input with the suffix of the format",
+    )
     export.set_defaults(run=run_export)
 
 
 def _inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="PLAN.json|PROBLEM.json")
-    parser.add_argument("schedule", nargs="?", metavar="SCHEDULE.json", help="with a problem")
-    parser.add_argument("--budget", metavar="B", help=f"with a problem: {BUDGET_HELP}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "schedule", nargs="?", metavar="SCHEDULE.json", help="only with a problem file"
+    )
+    parser.add_argument("--budget", metavar="B", help=f"only with a problem file: {BUDGET_HELP}")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def run_explain(arguments: argparse.Namespace) -> ExitCode:
@@ -116,16 +138,19 @@ def run_explain(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_report(arguments: argparse.Namespace) -> ExitCode:
-    from rekindle.report.html import write_page
+    from rekindle.report.html import write_page  # jinja2: only this command needs it
 
     check_writable(arguments.output)
     found, plan = read_account(arguments)
     if arguments.model is not None:
         if plan is None:
-            raise RekindleError("--model runs a plan: give a plan file, as `rekindle plan` makes")
+            raise RekindleError(
+                f"{arguments.input} is a problem file, and --model needs a plan file; make one "
+                "with `rekindle plan`"
+            )
         found = _measured(found, plan, arguments)
     if not arguments.no_curve:
-        with shown(found.problem, quiet=arguments.quiet or arguments.json):
+        with show_progress(found.problem, quiet=arguments.quiet or arguments.json):
             curve = pareto(
                 found.problem, num_points=arguments.points, time_limit_s=arguments.time_limit
             )
@@ -136,7 +161,8 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
     else:
         print(verdict(found))
         print(f"written to {path}")
-    return ExitCode.NO if found.facts.equal is False else ExitCode.DONE
+    # None, without --model, is no failure.
+    return ExitCode.CHECK_FAILED if found.facts.equal is False else ExitCode.DONE
 
 
 def _measured(found: Account, plan: PlanRecord, arguments: argparse.Namespace) -> Account:
@@ -162,6 +188,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
     output = arguments.output or f"{Path(arguments.input).stem}{_SUFFIXES[arguments.format]}"
     check_writable(output)
     found, _ = read_account(arguments)
+    # memory_viz reads only pickles; `snapshot_bytes` writes plain lists and dicts.
     if arguments.format == "memory-viz":
         write_bytes(output, snapshot_bytes(found))
         where = "open it at pytorch.org/memory_viz"
@@ -177,15 +204,19 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
 
 
 def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
-    """From a plan file, or from a problem and a schedule."""
+    """The account of a plan file, and its record; or of a problem and a schedule, and None."""
     record = read_json(arguments.input)
-    commands = [command(sys.argv[1:])]
+    commands = [command(sys.argv[1:])]  # shown in the report: how to make it again
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         if arguments.schedule is not None or arguments.budget is not None:
-            raise RekindleError("a plan file holds its schedule and its budget: give it alone")
+            raise RekindleError(
+                f"{arguments.input} is a plan file, which has its own schedule and budget; give it "
+                "without a schedule and without --budget"
+            )
         plan = plan_from_json(record, arguments.input)
         return account_of(plan, commands=commands), plan
     problem = problem_from_record(record, arguments.input)
+    # The solver's name is optional in a schedule file.
     schedule, solver = keep_all(problem), "keep-all"
     if arguments.schedule is not None:
         given = read_json(arguments.schedule)

@@ -60,6 +60,16 @@ class Problem:
         given = (getattr(self, f.name) for f in fields(self) if f.init)
         return Problem, tuple(given)
 
+    def __str__(self) -> str:
+        """A line per op, with its cost, and per value that an op makes, with its size."""
+        lines = [f"{len(self.ops)} ops, {len(self.values)} values"]
+        for i, op in enumerate(self.ops):
+            made = ", ".join(f"v{v} of {self.values[v].size:,}" for v in op.outputs)
+            read = " ".join(f"v{v}" for v in op.inputs)
+            work = f", workspace {op.workspace:,}" if op.workspace else ""
+            lines.append(f"op {i}: {op.cost:,} {self.cost_unit}{work}: {read} -> {made}")
+        return "\n".join(lines)
+
     @property
     def native(self) -> _native.Problem:
         """The problem as the native core reads it."""

@@ -22,17 +22,16 @@ class Status(Enum):
 
 
 def gap_sentence(cost: int, bound: int | None) -> str:
-    """How far a schedule of that cost can be from the cheapest, given a proven lower bound: the one
-    sentence that every report uses."""
+    """The optimality gap of a schedule as a sentence, the same in every report; `bound` is a proven
+    lower bound on the cost. A large gap is a share of the schedule's own cost, as MILP solvers
+    define it; up to 5 % it is a share of the bound: "within 2 % of optimal"."""
     if bound is None:
-        return "how far from optimal is not known"
+        return "optimality gap unknown"
     if cost <= bound:
         return "proven optimal"
     if bound > 0 and cost <= 1.05 * bound:
         return f"within {_percent(cost / bound - 1)} of optimal"
-    return (
-        f"no schedule is more than {_percent(1 - bound / cost)} cheaper; that any is, is unproven"
-    )
+    return f"optimality gap at most {_percent(1 - bound / cost)}"
 
 
 def _percent(share: float) -> str:

@@ -1,5 +1,5 @@
-"""Rekindle inside other people's training loops: `torch.compile` (`dynamo`), Hugging Face Trainer
-(`transformers`), Lightning (`lightning`), and several GPUs (`distributed`).
+"""Integrations: `torch.compile` (`dynamo`), Hugging Face Trainer (`transformers`), Lightning
+(`lightning`) and data parallel training (`distributed`).
 
-Each adapter imports its library only when it is imported itself.
+Each module imports its library when it is imported itself, so Rekindle depends on none of them.
 """

@@ -1,4 +1,6 @@
-"""What all adapters share: options given by name, and a model managed in place without a sample."""
+"""Shared by the integrations: options given by name, and a model that is managed in place without a
+sample, so that its first call with gradients is planned.
+"""
 
 import dataclasses
 import logging
@@ -18,19 +20,20 @@ log = logging.getLogger("rekindle")
 
 
 class BadOption(RekindleError, ValueError):
-    """An option that an adapter does not know, or no budget."""
+    """An option that an integration does not know, or a missing budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options, and how an adapter makes the plans."""
+    """Options of an integration, and how it makes plans."""
 
     options: Options
-    share: bool = False  # ranks that train in step make the first plan together
+    share: bool = False  # all ranks of a data-parallel run make the first plan together
 
     def manage(self, model: nn.Module) -> nn.Module:
-        """The model itself, whose first call with gradients will be planned."""
-        if is_managed(model):  # by the user, or by an earlier run of the same trainer
+        """Manages the model in place; its first call with gradients will be planned."""
+        # By the user, or by an earlier run of the same trainer: managing it again would drop plans.
+        if is_managed(model):
             return model
         planner = FirstTogether(self.options) if self.share else None
         return manage_plan(self.options, None, model, inplace=True, planner=planner)
@@ -39,13 +42,13 @@ class Settings:
 def settings_of(
     given: Mapping[str, Any], who: str, *, share: bool = False, **defaults: Any
 ) -> Settings:
-    """Options as `rekindle.rematerialize` takes them, but that further kinds of call are planned,
-    since trainers bring them; unknown names are refused, not ignored."""
+    """Options of `rekindle.rematerialize`, except that calls of other shapes are planned too: the
+    last batch of an epoch is often smaller. Unknown names are refused, not ignored."""
     return Settings(options_of({"on_miss": "replan", **defaults, **given}, who), share)
 
 
 def options_of(named: Mapping[str, Any], who: str) -> Options:
-    # A loss taken into the call would change what the call returns: not inside somebody's loop.
+    # With `loss_fn` the call returns the loss, which the trainer's own loop does not expect.
     known = [f.name for f in dataclasses.fields(Options) if f.name != "loss_fn"]
     unknown = [name for name in named if name not in known]
     if unknown:
@@ -55,14 +58,16 @@ def options_of(named: Mapping[str, Any], who: str) -> Options:
     return Options(**named)
 
 
-def tell_if_idle(model: nn.Module, who: str) -> bool:
-    """Says aloud that a managed model has trained without a plan: a setting without effect is the
-    worst of all. True where it has."""
+def warn_if_unplanned(model: nn.Module, who: str) -> bool:
+    """Warns if a managed model has trained a step without being called, so that no plan was made.
+    Returns whether it warned."""
+    # A trainer may call a submodule or a method other than `forward`; without this warning, a
+    # budget that has no effect would go unnoticed.
     if not is_managed(model) or plan_of(model) is not None:
         return False
     log.warning(
         "%s: a step has been trained and %s was not called with gradients, so nothing is planned "
-        "and no budget is kept; name the module that training calls",
+        "and the budget has no effect; name the module that training calls",
         who,
         type(model).__name__,
     )

@@ -1,18 +1,18 @@
-"""Several ranks on PyTorch's own engine: one plan, made once, run by all.
+"""Data parallel training: one plan, made by rank 0 and applied by all ranks.
 
-`rematerialize` is the one of `rekindle`, called by every rank of a group at once, before
+Every rank of a group calls `rematerialize` of this module at the same time, before
 DistributedDataParallel wraps the model. The budgets of all ranks are gathered and the smallest
-counts; the first rank profiles and solves; the plan travels as the JSON of a plan file, and each
-rank applies it only if its own graph is the one it was made for. An error of one rank is raised by
-all, so that none is left waiting.
+counts. Rank 0 profiles and solves. The plan is broadcast as the JSON of a plan file, and each rank
+applies it only if its own graph is the one that the plan was made for. An error on one rank is
+raised on all of them, so that no rank waits forever in a collective.
 
-A device budget leaves room for the gradient buckets that DistributedDataParallel allocates beside
-the gradients, unless you say `ranks=1`, which is right with `gradient_as_bucket_view=True`.
+A device budget leaves room for the gradient buckets that DistributedDataParallel allocates in
+addition to the gradients. Pass `ranks=1` with `gradient_as_bucket_view=True`, which has none.
 
-What is planned later (`on_miss="replan"`) is planned by each rank for itself: another rank may not
-see the same shapes. Schedules may then differ; gradients do not depend on them.
+Later plans (`on_miss="replan"`) are made by each rank alone: other ranks may not see the same
+shapes. Schedules may then differ between ranks; gradients do not depend on the schedule.
 
-`fully_shard` and pipeline stages need nothing of this module: manage the block or the stage first.
+`fully_shard` and pipeline stages do not need this module: manage the block or the stage first.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def rematerialize(
     inplace: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """`rekindle.rematerialize` on every rank of the group, with one plan for all."""
+    """`rekindle.rematerialize` on every rank of the group, with the same plan on all of them."""
     kwargs = kwargs or {}
     ranks = dist.get_world_size(group) if several_ranks() else 1
     given = Options(**{"ranks": ranks, **options})
@@ -56,8 +56,8 @@ def several_ranks() -> bool:
 
 
 class FirstTogether:
-    """How a module that was managed without a sample plans under a trainer of several ranks: the
-    first call with all of them, who train in step, and what comes later alone."""
+    """The planner of a module that a trainer with several ranks manages without a sample: the ranks
+    make the plan of their first call together, later plans alone."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -87,12 +87,12 @@ def shared_plan(
     group: Any = None,
     alone_if_unlike: bool = False,
 ) -> Plan:
-    """The plan of all ranks; every rank must call this. `alone_if_unlike`: ranks whose graphs
-    differ, as with batches padded to different lengths, plan for themselves, for that budget."""
+    """The plan of all ranks; every rank must call this. With `alone_if_unlike`, a rank whose graph
+    differs, as with batches padded to different lengths, makes its own plan for that budget."""
     if not several_ranks():
         return make_plan(options, model, args, kwargs)
     device = next((t.device for t in model.parameters()), torch.device("cpu"))
-    # Objects travel through the current device: on a GPU, each rank's own.
+    # NCCL sends pickled objects through the current device: it must be this rank's own.
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         return _shared_plan(options, model, args, kwargs, group, alone_if_unlike)
 
@@ -105,7 +105,7 @@ def _shared_plan(
     group: Any,
     alone_if_unlike: bool,
 ) -> Plan:
-    wanted = _same_for_all(lambda: _budget(options, model, args, kwargs), group)
+    wanted = _gather(lambda: _budget(options, model, args, kwargs), group)
     options = dataclasses.replace(options, budget=_smallest(wanted), device_budget=None)
     first = dist.get_rank(group) == 0
     plan: Plan | None = None
@@ -115,11 +115,13 @@ def _shared_plan(
             plan = make_plan(options, model, args, kwargs)
             box[0] = {"plan": json.dumps(plan_to_json(plan.record))}
         except Exception as error:
-            box[0] = {"error": _Told.of(error)}
+            # The other ranks already wait in the broadcast: they need an answer before this rank
+            # raises. If sending fails as well, the first error is the one to report.
+            box[0] = {"error": _RankError.of(error)}
             with contextlib.suppress(Exception):
-                _send(box, group)
+                _broadcast(box, group)
             raise
-    box = _send(box, group)
+    box = _broadcast(box, group)
     if "error" in box[0]:
         raise box[0]["error"].as_error(0)
 
@@ -133,14 +135,16 @@ def _shared_plan(
         return dataclasses.replace(mine, captured=captured)
 
     if not alone_if_unlike:
-        return _own(applied, group)
+        return _on_every_rank(applied, group)
     try:
         return applied()
     except PlanMismatch:
         return make_plan(options, model, args, kwargs)
 
 
-Wanted = tuple[str, int | float]  # ("bytes", n) or ("fraction", f)
+# ("bytes", n) or ("fraction", f). A fraction is gathered as such: it is resolved against the
+# keep-all peak of the graph, which exists only after rank 0 has captured it.
+Wanted = tuple[str, int | float]
 
 
 def _budget(
@@ -151,9 +155,12 @@ def _budget(
         return "bytes", given.step_bytes
     budget = options.budget
     if budget is None:
-        raise TypeError("give a budget (bytes, '8GiB', or a fraction such as 0.5) to every rank")
+        raise TypeError(
+            "this rank was given no budget; give one (bytes, '8GiB', or a fraction such as 0.5) to "
+            "every rank"
+        )
     if is_fraction(budget):
-        parse_budget(budget, 1)  # refused here where it is out of range
+        parse_budget(budget, 1)  # raises InvalidBudget for a fraction out of range
         return "fraction", float(budget)
     return "bytes", parse_budget(budget, 1)
 
@@ -171,17 +178,19 @@ def _smallest(wanted: Sequence[Wanted]) -> int | float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """An error on its way to the other ranks."""
+class _RankError:
+    """An error as it is sent to the other ranks."""
+
+    # As text: an exception of a user's class may not unpickle in another process.
 
     name: str
     text: str
     smallest: int | None = None
 
     @staticmethod
-    def of(error: Exception) -> "_Told":
+    def of(error: Exception) -> "_RankError":
         smallest = getattr(error, "smallest_peak_bytes", None)
-        return _Told(type(error).__name__, str(error), smallest)
+        return _RankError(type(error).__name__, str(error), smallest)
 
     def as_error(self, rank: int) -> RekindleError:
         sentence = f"rank {rank}: {self.text}"
@@ -192,37 +201,37 @@ class _Told:
         return RekindleError(f"rank {rank}: {self.name}: {self.text}")
 
 
-def _same_for_all(make: Callable[[], Any], group: Any) -> list[Any]:
-    """What each rank makes, in the order of ranks; raises on all where one fails."""
+def _gather(make: Callable[[], Any], group: Any) -> list[Any]:
+    """The results of `make` on all ranks, in rank order; raises on all ranks if one fails."""
     mine: Any = None
     failed: Exception | None = None
     try:
         mine = make()
     except Exception as error:
         failed = error
-    told = None if failed is None else _Told.of(failed)
+    error_here = None if failed is None else _RankError.of(failed)
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (mine, told), group=group)
+    dist.all_gather_object(everyone, (mine, error_here), group=group)
     if failed is not None:
         raise failed
-    for rank, (_, theirs) in enumerate(everyone):
-        if theirs is not None:
-            raise theirs.as_error(rank)
+    for rank, (_, error_there) in enumerate(everyone):
+        if error_there is not None:
+            raise error_there.as_error(rank)
     return [value for value, _ in everyone]
 
 
-def _own(make: Callable[[], Plan], group: Any) -> Plan:
-    """What this rank makes; raises on all ranks where one fails. Plans do not travel."""
+def _on_every_rank(make: Callable[[], Plan], group: Any) -> Plan:
+    """The result of `make` on this rank; raises on all ranks if one fails."""
     made: list[Plan] = []
 
     def locally() -> None:
         made.append(make())
 
-    _same_for_all(locally, group)
+    _gather(locally, group)
     return made[0]
 
 
-def _send(box: list[Any], group: Any) -> list[Any]:
+def _broadcast(box: list[Any], group: Any) -> list[Any]:
     source = 0 if group is None else dist.get_global_rank(group, 0)
     dist.broadcast_object_list(box, src=source, group=group)
     return box

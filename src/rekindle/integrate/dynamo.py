@@ -1,15 +1,15 @@
 """`torch.compile(model, backend="rekindle", options={"budget": "8GiB"})`.
 
-Dynamo finds the graph, this backend plans it when it is first called with gradients, and runs the
-plan with eager's own kernels: nothing is fused. Parameters and buffers are inputs of Dynamo's
-graph, so the budget counts what it always counts. torch finds the backend through the entry point
-group `torch_dynamo_backends`.
+Dynamo captures the graph. This backend plans it when it is first called with gradients, and runs
+the plan with eager's kernels, without fusion by Inductor. Parameters and buffers are inputs of
+Dynamo's graph, hence resident, so the budget means the same as elsewhere. torch finds the backend
+through the entry point group `torch_dynamo_backends`.
 
-Graph breaks: each graph has a plan, and the budget holds for each graph alone. What one graph keeps
-for its backward is still there while the next one runs, so all together may need up to the sum;
-`fullgraph=True` refuses such models, and `rekindle.rematerialize` does not need Dynamo at all.
+Graph breaks: each graph has its own plan, and the budget holds for each graph alone. What one graph
+saves for its backward is still alive while the next graph runs, so the peak may be as large as the
+sum. `fullgraph=True` refuses such models; `rekindle.rematerialize` does not need Dynamo.
 
-Patterns of `save` and `recompute` mean ops here ("aten.mm*"): Dynamo's graph has no modules.
+Patterns of `save` and `recompute` can only name ops ("aten.mm*"): Dynamo's graph has no modules.
 """
 
 import logging
@@ -23,7 +23,7 @@ from rekindle.errors import NothingToPlan
 from rekindle.integrate.adapter_options import settings_of
 
 log = logging.getLogger("rekindle")
-_said: set[str] = set()
+_warned: set[str] = set()  # reasons of graph breaks that were logged: one line each per process
 
 
 def backend(
@@ -33,14 +33,17 @@ def backend(
     options: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> Callable[..., Any]:
-    """What Dynamo calls once per graph."""
+    """Called by Dynamo once per graph. The example inputs are fake tensors and are not used."""
     settings = settings_of(options or {}, "backend 'rekindle' (torch.compile's options={...})")
-    _tell_of_break(graph)
+    _warn_of_graph_break(graph)
     return _Planned(graph, settings.manage(_Graph(graph)))
 
 
 class _Graph(nn.Module):  # type: ignore[misc]
-    """A graph as a module with a forward of its own: a GraphModule writes its forward lazily."""
+    """A graph as a module whose class has a `forward`."""
+
+    # Managing a module derives from its class; a GraphModule generates its forward per instance,
+    # lazily, so that it cannot be managed itself.
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class _Graph(nn.Module):  # type: ignore[misc]
 
 
 class _Planned:
-    """Runs the plan; a graph in which nothing can be planned runs as it is."""
+    """Runs the plan, or the graph itself if it has nothing to plan."""
 
     def __init__(self, graph: nn.Module, managed: nn.Module) -> None:
         self.graph = graph
@@ -62,22 +65,22 @@ class _Planned:
             return self.graph(*args)
         try:
             return self.managed(*args)
-        except NothingToPlan as error:  # a piece between graph breaks that no gradient goes through
+        except NothingToPlan as error:  # a graph between breaks that no gradient flows through
             log.info("a graph of torch.compile runs without a plan: %s", error)
             self.managed = None
             return self.graph(*args)
 
 
-def _tell_of_break(graph: fx.GraphModule) -> None:
+def _warn_of_graph_break(graph: fx.GraphModule) -> None:
     reason = getattr(graph, "compile_subgraph_reason", None)
     if reason is None or not getattr(reason, "graph_break", False):
         return
     why = " ".join(str(getattr(reason, "reason", "")).split())[:160]
-    if why not in _said:
-        _said.add(why)
+    if why not in _warned:
+        _warned.add(why)
         log.warning(
             "torch.compile breaks the model into several graphs (%s): the budget holds for each "
-            "graph alone, and all together may need up to the sum; use rekindle.rematerialize, or "
-            "fullgraph=True to refuse",
+            "graph alone, and the peak may be as large as their sum; use rekindle.rematerialize, "
+            "or fullgraph=True to refuse such models",
             why,
         )

@@ -2,10 +2,10 @@
 
 A LightningModule trains what its `training_step` calls, which need not be its own `forward`. The
 callback manages one module in place: the one that is named (`module="net"`), else the only child
-that has parameters, else the LightningModule itself. The first training step is planned as it
-comes, and so is each further shape of batch (at most `max_plans`). Validation runs eagerly. The
-state and its names stay, so what is saved loads with and without the callback. A step that trains
-without calling the module is told aloud.
+that has parameters, else the LightningModule itself. The first training step is planned when
+it runs, and so is each further batch shape (at most `max_plans`). Validation runs eagerly. The
+state_dict keys do not change, so checkpoints load with and without the callback. A warning is
+logged if a step trains without calling the module.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from torch import nn
 
 try:
     from lightning.pytorch import Callback
-except ImportError:
+except ImportError:  # the same library under its older name
     from pytorch_lightning import Callback
 
-from rekindle.integrate.adapter_options import BadOption, settings_of, tell_if_idle
+from rekindle.integrate.adapter_options import BadOption, settings_of, warn_if_unplanned
 
 
 class RekindleCallback(Callback):  # type: ignore[misc]
@@ -33,17 +33,17 @@ class RekindleCallback(Callback):  # type: ignore[misc]
         self.settings = settings_of({"budget": budget, **options}, "RekindleCallback", share=True)
         self.module = module
         self._managed: nn.Module | None = None
-        self._looked = False
+        self._checked = False
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         if stage == "fit":
             self._managed = self.settings.manage(self._target(pl_module))
-            self._looked = False
+            self._checked = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        if self._managed is not None and not self._looked:
-            self._looked = True
-            tell_if_idle(self._managed, "RekindleCallback")
+        if self._managed is not None and not self._checked:
+            self._checked = True
+            warn_if_unplanned(self._managed, "RekindleCallback")
 
     def _target(self, pl_module: nn.Module) -> nn.Module:
         children = {
@@ -59,6 +59,8 @@ class RekindleCallback(Callback):  # type: ignore[misc]
                     f"RekindleCallback: {type(pl_module).__name__} has no module "
                     f"{self.module!r}; it has {', '.join(children) or 'none'}"
                 ) from None
+        # With parameters of its own, the LightningModule uses them outside of any child: a plan for
+        # the child alone would leave them out.
         own = any(True for _ in pl_module.parameters(recurse=False))
         if len(children) == 1 and not own:
             return next(iter(children.values()))

@@ -1,8 +1,7 @@
-"""`Options`: the only list of what can be asked of a plan, with the defaults of each.
+"""`Options`: the only list of options of a plan, and their defaults.
 
-`rekindle.plan` and `rekindle.rematerialize` spell the same names out for their readers, with the
-defaults of `DEFAULTS`; a test keeps the three in step. The adapters and the command line fill one
-in by name.
+`rekindle.plan` and `rekindle.rematerialize` repeat the names for readers and type checkers; a test
+compares them. The integrations and the command line fill in an `Options` by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ OnMiss = Literal["eager", "replan", "raise"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a plan is to be made and kept to; a managed module that plans again keeps it."""
+    """How to make a plan and run it. A managed module keeps them for later plans."""
 
     budget: Budget | None = None  # of one step
     solver: str | Solver = "auto"

@@ -1,7 +1,7 @@
-"""From a plan's record to the account that all reports print.
+"""PlanRecord -> Account, the data of all reports.
 
-What only the captured model can tell (the predicted step, advice, what it was made for in full) is
-handed in as plain facts by `Plan.account`.
+`Plan.account` adds what only the captured model knows: the predicted step, advice, and all that the
+plan was made for.
 """
 
 import shlex
@@ -18,6 +18,7 @@ from rekindle.solve.baselines import segmentations
 from rekindle.solve.lower_bound import cost_bound
 from rekindle.solve.pareto import Point, envelope, pareto, point_of
 
+# A report is waited for: what takes longer than these is left out of it.
 CURVE_LIMIT_S = 20.0
 BOUND_LIMIT_S = 2.0
 SEGMENTS_LIMIT_S = 2.0
@@ -31,7 +32,7 @@ def account_of(
     predicted: Step | None = None,
     advice: str = "",
 ) -> Account:
-    """What a plan does and is known by; `made_for`, where it is not given, is what a file says."""
+    """The account of a plan. Without `made_for`, it is what a plan file says."""
     facts = Facts(
         budget=plan.budget_bytes,
         bound=plan.bound,
@@ -52,17 +53,18 @@ def account_of_schedule(
     solver: str = "",
     commands: Sequence[str] = (),
 ) -> Account:
-    """The same from a problem and a schedule alone."""
+    """The account of a problem and a schedule, without a plan."""
     facts = Facts(budget=budget, solver=solver, commands=tuple(commands))
     return with_bound(account(problem, schedule, facts))
 
 
 def with_bound(found: Account) -> Account:
-    """With a proven bound, where none is known and one can be had quickly: for the budget, or else
-    for the peak that the schedule has."""
+    """The account with a proven lower bound, if it has none and one can be computed in
+    BOUND_LIMIT_S: for the budget, or else for the schedule's own peak."""
     if found.facts.bound is not None or found.facts.optimal:
         return found
     memory = found.trace.peak if found.facts.budget is None else found.facts.budget
+    # A bound holds for schedules within the budget; this one is not, so it says nothing about it.
     if found.trace.peak > memory:
         return found
     bound = cost_bound(found.problem, memory, BOUND_LIMIT_S)
@@ -70,8 +72,8 @@ def with_bound(found: Account) -> Account:
 
 
 def with_curve(found: Account, points: Sequence[Point]) -> Account:
-    """With the trade-off: the best of the points, the schedule itself, and cutting the model into
-    equal segments, which is shown beside it as well."""
+    """The account with a trade-off curve: the best of the given points, the schedule itself and
+    checkpointing in equal segments. The latter is also a curve of its own."""
     own = point_of(found.problem, found.schedule, found.facts.bound)
     equal = _in_segments(found.problem)
     curve = tuple(CurvePoint(p.peak, p.cost, p.bound) for p in envelope([*points, own, *equal]))
@@ -86,13 +88,13 @@ def _in_segments(problem: Problem) -> tuple[Point, ...]:
         tried.append(point_of(problem, Schedule(tuple(ops))))
         if time.monotonic() > deadline:
             break
-    return envelope(tried)[:-1]  # the last is keep-all, which is no news
+    return envelope(tried)[:-1]  # without the last point, which is keep-all
 
 
 def with_step(
     found: Account, *, measured: Step | None = None, predicted: Step | None = None
 ) -> Account:
-    """With a step as it was measured or predicted; what is not given stays as it was."""
+    """The account with a measured or predicted step; the other one stays."""
     facts = found.facts
     return replace(
         found,
@@ -103,14 +105,14 @@ def with_step(
 
 
 def with_comparison(found: Account, comparison: str, *, equal: bool) -> Account:
-    """With what `verify` said of the managed model beside the original."""
+    """The account with the result of `verify`."""
     sentence = f"Compared with the original model: {' '.join(comparison.split())}."
     return replace(found, facts=replace(found.facts, verified=sentence, equal=equal))
 
 
 def write_report(found: Account, path: Any, time_limit_s: float = CURVE_LIMIT_S) -> Path:
-    """Writes the page, with a trade-off curve searched for `time_limit_s` (0: none)."""
-    # The page's template takes a while to load, and most who ask for an account write none.
+    """Writes the HTML report, with a trade-off curve searched for `time_limit_s` (0: none)."""
+    # jinja2 is slow to import, and most accounts are only printed.
     from rekindle.report.html import write_page
 
     if time_limit_s > 0:
@@ -119,9 +121,9 @@ def write_report(found: Account, path: Any, time_limit_s: float = CURVE_LIMIT_S)
 
 
 def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
-    """What a plan file says of its making."""
+    """What a plan file says it was made with."""
     made, options = plan.provenance, plan.options
-    said = (
+    rows = (
         ("rekindle", made.rekindle),
         ("torch", made.torch),
         ("device", made.device),
@@ -130,9 +132,9 @@ def _made_for(plan: PlanRecord) -> tuple[tuple[str, str], ...]:
         ("saved by request", ", ".join(options.save)),
         ("recomputed by request", ", ".join(options.recompute)),
     )
-    return tuple((name, text) for name, text in said if text)
+    return tuple((name, text) for name, text in rows if text)
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line as one would type it."""
+    """A command line, quoted for a shell."""
     return shlex.join(["rekindle", *arguments])

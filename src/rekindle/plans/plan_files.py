@@ -1,7 +1,8 @@
-"""A plan's record as a file: the problem, the schedule, and what they were made for.
+"""Plan files: PlanRecord <-> JSON.
 
-JSON, never a pickle: a plan file runs no code. A file that contradicts itself is refused when it is
-read; one made for another model, torch or device is refused when it is applied (`Plan.apply`).
+JSON and not a pickle: reading a plan file runs no code. A file that contradicts itself is refused
+when it is read. One that was made for another model, torch release or device is refused when it is
+applied (`Plan.apply`). Save, load, apply and save again gives the same file.
 """
 
 import os
@@ -22,7 +23,7 @@ from rekindle.plans.options import Options
 from rekindle.plans.plan_record import KEPT_OPTIONS, PlanRecord, Provenance, Source
 
 FORMAT = "rekindle.plan"
-VERSION = 1
+VERSION = 1  # raised when a reader of the old version would misread a new file
 _KEYS = {
     "format": str,
     "version": int,
@@ -40,7 +41,8 @@ _KEYS = {
     "problem": dict,
     "schedule": dict,
 }
-# Beside the record's own, of `KEPT_OPTIONS`: the seed stands with the schedule.
+# At the top level of the file. The seed stands in the record of the schedule, where a schedule file
+# without a plan has it too.
 _OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
 
 
@@ -64,6 +66,7 @@ def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
         "problem": problem_record(plan.problem),
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
     }
+    # Absent rather than null; readers accept both.
     if plan.bound is not None:
         data["bound"] = plan.bound
     if plan.budget_bytes is not None:
@@ -104,14 +107,16 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
             costs=costs,
         ),
     )
+    # A solver never gives these; an edited file might.
     if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
         raise FileError(
             f"{where}: the schedule needs {plan.peak_bytes:,} bytes and the plan's budget is "
-            f"{brief(plan.budget_bytes)}; plan again"
+            f"{brief(plan.budget_bytes)}; make a new plan"
         )
     if plan.bound is not None and not 0 <= plan.bound <= plan.cost_ns:
         raise FileError(
-            f"{where}: the bound is {brief(plan.bound)}, and the schedule costs {plan.cost_ns}"
+            f"{where}: 'bound' is {brief(plan.bound)}; expected 0 to the schedule's cost, "
+            f"{plan.cost_ns}"
         )
     return plan
 
@@ -124,6 +129,7 @@ def _check_keys(data: Any, where: str) -> None:
             f"{where} has version {brief(data.get('version'))}; this release reads {VERSION}"
         )
     for key, kind in _KEYS.items():
+        # `type(...) is`, since True is an instance of int.
         if type(data.get(key)) is not kind:
             raise FileError(f"{where}: {key!r} is missing or not a {kind.__name__}")
     for key in ("budget", "bound"):
@@ -131,9 +137,13 @@ def _check_keys(data: Any, where: str) -> None:
             raise FileError(f"{where}: {key!r} is not a whole number")
     for key in ("save", "recompute"):
         if any(type(pattern) is not str or not pattern.strip() for pattern in data[key]):
-            raise FileError(f"{where}: {key!r} holds what is no pattern")
+            raise FileError(
+                f"{where}: {key!r} has an entry that is not a pattern, a non-empty string"
+            )
     if data["status"] not in ("OPTIMAL", "FEASIBLE"):
-        raise FileError(f"{where}: a plan is OPTIMAL or FEASIBLE, not {data['status'][:40]!r}")
+        raise FileError(
+            f"{where}: 'status' is {data['status'][:40]!r}; expected OPTIMAL or FEASIBLE"
+        )
 
 
 def _costs(data: Mapping[str, Any], where: str) -> tuple[tuple[str, int], ...]:
@@ -142,7 +152,9 @@ def _costs(data: Mapping[str, Any], where: str) -> tuple[tuple[str, int], ...]:
     counts = {name: count for name, count in data.items() if name != "device"}
     known = {source.value for source in Source}
     if type(data.get("device")) is not str or not counts.keys() <= known:
-        raise FileError(f"{where}: 'costs' does not say whose costs these are")
+        raise FileError(
+            f"{where}: 'costs' must have a 'device' and otherwise only {', '.join(sorted(known))}"
+        )
     if any(type(count) is not int or count < 0 for count in counts.values()):
-        raise FileError(f"{where}: 'costs' counts ops in whole numbers")
+        raise FileError(f"{where}: a count in 'costs' is not a whole number of 0 or more")
     return tuple(counts.items())

@@ -1,7 +1,6 @@
-"""`PlanRecord`: all of a plan that is data, and so all that a plan file holds.
+"""`PlanRecord`: the part of a plan that is data, and that a plan file contains.
 
-Nothing here needs torch. What a plan has beside its record, the captured model and what runs it, is
-`pipeline.Captured`.
+Nothing here needs torch. The other part, the captured model and its runner, is `pipeline.Captured`.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ from typing import Any
 
 from rekindle.core import Problem, Schedule, Status, gap_sentence, keep_all, simulate
 from rekindle.plans.options import Options
+from rekindle.report.format import signed_percent, size
 
 # Of the options, those that a plan file keeps. The others are of one run (limits, progress, caches)
 # or cannot be data (a loss function, an optimizer).
@@ -75,6 +75,16 @@ class PlanRecord:
             ("keep_all_cost_ns", everything.cost),
         ):
             object.__setattr__(self, name, number)
+
+    def __str__(self) -> str:
+        """Peak, overhead and optimality gap in one line."""
+        peak, keep_all = (
+            size(self.problem, n) for n in (self.peak_bytes, self.keep_all_peak_bytes)
+        )
+        return (
+            f"{self.problem.name}: peak {peak} (keep-all {keep_all}), overhead "
+            f"{signed_percent(self.overhead)}, {self.gap}; by {self.solver}"
+        )
 
     @property
     def overhead(self) -> float:

@@ -14,6 +14,7 @@ size ("tokens"):
 Batch norm, which writes its running statistics, may run again: then without them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -80,6 +81,21 @@ class Program:
     held: tuple[int, ...]  # of those, what the caller is taken to keep through the backward
     roots: dict[int, tuple[fx.Node, ...]]  # storage -> the nodes whose tensors own it
     base: dict[fx.Node, fx.Node]  # view -> what it is a view of
+
+    def __str__(self) -> str:
+        """A line per op: the ids of the values that it reads and makes."""
+        lines = [
+            f"op {i}: {op.name}: {_ids(op.inputs)} -> {_ids(op.outputs)}"
+            + ("" if op.recomputable else ", runs once")
+            + (f", gradient of op {op.grad_of}" if op.grad_of is not None else "")
+            for i, op in enumerate(self.ops)
+        ]
+        resident = [v for v, value in enumerate(self.values) if value.resident]
+        return "\n".join([*lines, f"resident: {_ids(resident)}", f"outputs: {_ids(self.outputs)}"])
+
+
+def _ids(values: Iterable[int]) -> str:
+    return " ".join(f"v{v}" for v in values) or "nothing"
 
 
 def analyse(joint: JointGraph, *, hold_outputs: bool = True, random_once: bool = False) -> Program:

@@ -1,4 +1,4 @@
-"""What a schedule does, told to people: the account of it, as text, as a page, as traces.
+"""Reports on a schedule: its account, as text, as an HTML page and as traces.
 
 `account` turns a problem, a schedule and what else is known (`Facts`) into one `Account`; the
 terminal, the page and the JSON all print from it, so that a number has one origin. No torch.

@@ -24,6 +24,7 @@ from rekindle.core import (
 from rekindle.report import format
 from rekindle.report.module_paths import Place, joined_modules, places, starred
 
+# What a copy is in memory for. A kind is a position in this tuple, also in the data of the page.
 KINDS = (
     "saved for the backward",
     "in use, not saved",
@@ -54,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about a schedule besides the schedule: who made it, for what, how it did."""
+    """What is known about a schedule besides the schedule: solver, budget, bound, measurements."""
 
     budget: int | None = None
     bound: int | None = None  # proven lower bound on the cost within the budget
@@ -65,9 +66,9 @@ class Facts:
     segments: tuple[CurvePoint, ...] = ()  # the same by cutting the model into equal segments
     predicted: Step | None = None
     measured: Step | None = None
-    verified: str = ""  # what comparing with the original model said
+    verified: str = ""  # the result of `verify`, as a sentence
     equal: bool | None = None
-    commands: tuple[str, ...] = ()  # how to come by the same again
+    commands: tuple[str, ...] = ()  # that reproduce the plan
     advice: str = ""  # what would help further, a sentence a line
 
 
@@ -87,6 +88,7 @@ class Alive:
         return self.count * self.bytes_each
 
 
+# Not slotted: cached properties need a `__dict__`. A report uses only a few of them.
 @dataclass(frozen=True)
 class Account:
     problem: Problem
@@ -115,6 +117,7 @@ class Account:
     @property
     def gap(self) -> str:
         """How far above the least possible cost this one is at most."""
+        # OPTIMAL proves the cost itself, also where no bound was recorded.
         least = self.trace.cost if self.facts.optimal else self.facts.bound
         return gap_sentence(self.trace.cost, least)
 
@@ -153,6 +156,7 @@ class Account:
         op = self.problem.ops[self.schedule.ops[copy.first]]
         if op.phase in ("backward", "loss"):
             ends = copy.last == len(self.schedule)
+            # An earlier copy of a gradient that is recomputed later is not the result itself.
             return RESULT if ends and copy.value_id in results else FLOWING
         if spans(copy, self.turn):
             return SAVED
@@ -167,6 +171,7 @@ class Account:
         position = 0
         for step, op_id in enumerate(self.schedule.ops):
             op = self.problem.ops[op_id]
+            # The simulator's rule: in place holds only where the input's copy has its last use.
             over = {o for i, o in op.inplace if self.copies[current[i]].last == step}
             free = []
             for v in op.outputs:
@@ -200,6 +205,7 @@ class Account:
         shared = set(self.dying[step])
         for k, copy in enumerate(self.copies):
             size = self.problem.values[copy.value_id].size
+            # Tokens, which only order ops, have size 0 and are no memory.
             if copy.first <= step <= copy.last and size and k not in shared:
                 op_id = self.schedule.ops[copy.first]
                 place = self.places[op_id]
@@ -220,6 +226,7 @@ class Account:
             for (_, call, kind, size), made in groups.items()
         ]
         op_id = self.schedule.ops[step]
+        # Workspace belongs to no value, and without it the rows would not sum to the peak.
         if ops[op_id].workspace:
             place = self.places[op_id]
             label = joined_modules([place.module])
@@ -255,7 +262,7 @@ class Account:
 def account(problem: Problem, schedule: Schedule, facts: Facts | None = None) -> Account:
     """The account of a valid schedule; raises InvalidSchedule for any other."""
     found = Account(problem, schedule, facts or Facts())
-    assert found.trace.peak >= 0
+    assert found.trace.peak >= 0  # simulates now, so that an invalid schedule fails here
     return found
 
 
@@ -266,6 +273,7 @@ def turn(problem: Problem, schedule: Schedule) -> int | None:
 
 def spans(copy: Copy, at: int | None) -> bool:
     """Whether a copy made before the loss is needed after it."""
+    # Strictly: what the loss op itself reads last is not saved for the backward.
     return at is not None and copy.first < at < copy.last
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rekindle.core import Problem
 
+# Binary units for bytes, as PyTorch and nvidia-smi print them; decimal ones for time.
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TIMES = ("ns", "us", "ms", "s")
 
@@ -23,7 +24,7 @@ def cost(problem: Problem, amount: int) -> str:
 
 def overhead(new_cost: int, keep_all_cost: int) -> float:
     """The increase over keep-all, 0.07 for 7 %."""
-    if keep_all_cost == 0:
+    if keep_all_cost == 0:  # all ops are views
         return 0.0
     return (new_cost - keep_all_cost) / keep_all_cost
 

@@ -105,6 +105,7 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
 
 def _table(account: Account, rows: Sequence[Row]) -> list[dict[str, Any]]:
     problem = account.problem
+    # Rows come in depth-first order, so the last row of each depth is the parent of what follows.
     above: list[int] = []  # the row of each depth that the next deeper one belongs to
     depth = max((d for d in range(12) if sum(r.depth <= d for r in rows) <= OPEN_ROWS), default=1)
     found = []
@@ -228,6 +229,7 @@ def _lane_of(account: Account, step: int) -> int:
 
 def _view(view: View, peak: int) -> dict[str, Any]:
     """Stacks in whole units of a power of two: a picture needs no more, and digits are bytes."""
+    # A power of two: the script multiplies back exactly in doubles.
     unit = 1
     while peak // unit > _EXACT:
         unit *= 2
@@ -241,6 +243,7 @@ def _view(view: View, peak: int) -> dict[str, Any]:
 
 def _embedded(data: dict[str, Any]) -> Markup:
     """JSON for a script element: no `<` in it, so no tag can open or close there."""
+    # `&` needs no escape: a script element is raw text in HTML.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return Markup(text.replace("<", "\\u003c"))
 
@@ -258,6 +261,10 @@ def _file(name: str) -> str:
 @functools.cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        # A misspelled name raises instead of leaving a hole in the page.
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.from_string(_file("page.html"))

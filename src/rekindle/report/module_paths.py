@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rekindle.core import Problem
 
+# As `program._op_name` writes them; module names may hold spaces and newlines.
 _CAPTURED = re.compile(r"(?P<call>\S.*?)#\d+(?: (?P<module>.+))?", re.DOTALL)
 _INDEX = re.compile(r"(.*?)(\d+)")
 
@@ -46,6 +47,7 @@ def shown(module: str) -> str:
 def numbered(name: str) -> tuple[str, int] | None:
     """`block12` -> ("block", 12); None for a name that does not end in a number."""
     match = _INDEX.fullmatch(name)
+    # Longer digits are hashes, not positions, and `int` of thousands of digits raises.
     return (match[1], int(match[2])) if match is not None and len(match[2]) < 10 else None
 
 

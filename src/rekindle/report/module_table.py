@@ -1,4 +1,4 @@
-"""The table by module: what each saves and computes again, and why; identical layers in one row.
+"""The table by module: what each saves and recomputes, and why; identical layers in one row.
 
 Siblings whose names differ in a number alone (`h.0`, `h.1`, ...) are identical where their forward
 ops are: the same calls with outputs of the same sizes. They share a row where the plan treats them
@@ -13,7 +13,7 @@ from rekindle.report.account import Account
 from rekindle.report.module_paths import joined_names, numbered, shown
 
 MAX_WAYS = 4  # rows that identical layers may take where the plan treats them differently
-MAX_ROWS = 300
+MAX_ROWS = 300  # of the page: thousands of rows make a browser slow
 OWN = "(own ops)"
 GIB = 2**30
 
@@ -84,11 +84,13 @@ class _Ways:
         shape, way = [], []
         for op_id in module.ops():
             op, place = problem.ops[op_id], account.places[op_id]
+            # Equal layers may differ in the backward: the first one needs no gradient of its input.
             if op.phase == "backward":
                 continue
             sizes = tuple(problem.values[v].size for v in op.outputs)
             shape.append((place.module[len(module.path) :], place.call, sizes))
             way.append((account.trace.runs[op_id], account.saved[op_id]))
+        # Hashes, since the tuples of a module repeat those of its parts at every depth.
         return hash(tuple(shape)), hash(tuple(way))
 
 
@@ -121,6 +123,7 @@ def _without_shells(
     """A module that is nothing but its one child shares that child's row."""
     while path and all(not m.own and len(m.children) == 1 for m in modules):
         inner = [child for m in modules for child in m.children.values()]
+        # Identical modules whose only children have other names keep a row of their own.
         if len({child.name for child in inner}) > 1:
             break
         label, path = f"{label}.{inner[0].name}", f"{path}.{inner[0].name}"
@@ -144,6 +147,7 @@ def _groups(ways: _Ways, modules: Sequence[_Module]) -> Iterator[tuple[list[str]
         by_way: dict[object, list[str]] = {}
         for name in names:
             by_way.setdefault(tuple(ways.of(child)[1] for child in parts[name]), []).append(name)
+        # A row per layer would hide the other modules, and nothing is learned from 96 of them.
         found = list(by_way.values()) if len(by_way) <= MAX_WAYS else [names]
         for group in found:
             yield group, [child for name in group for child in parts[name]]
@@ -181,6 +185,7 @@ def _why(
         return format.size(account.problem, value)
 
     problem = account.problem
+    # What must run once is saved whatever it costs: it is left out of the price of keeping.
     dear = [i for i in ops if account.saved[i] and not problem.ops[i].once]
     fixed = sum(account.saved[i] for i in ops if problem.ops[i].once)
     worth = sum(problem.ops[i].cost for i in dear)
@@ -189,18 +194,18 @@ def _why(
         if not kept and not saved:
             return "leaves nothing for the backward"
         if not account.trace.num_recomputed:
-            return "kept: nothing has to run again"
+            return "kept: nothing has to be recomputed"
         if saved < kept:
-            return f"{amount(kept - saved)} less waits for the backward, and nothing runs again"
+            return f"saves {amount(kept - saved)} less for the backward, and nothing is recomputed"
         if not kept:
             return "kept in place of what is made from it"
         if not keeping:
             return "kept: must run exactly once"
-        return f"kept: to run it again would cost {keeping} or more"
+        return f"kept: recomputing it would cost {keeping} or more"
     if kept > saved:
-        text = f"runs again: frees {amount(kept - saved)} at {price(extra, kept - saved)}"
+        text = f"recomputed: frees {amount(kept - saved)} at {price(extra, kept - saved)}"
     else:
-        text = "runs again: what other modules compute again reads it"
+        text = "recomputed: other recomputed modules read it"
     if keeping:
         text += f"; {amount(saved - fixed)} kept, {keeping} or more"
     return text

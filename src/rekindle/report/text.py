@@ -9,7 +9,7 @@ from rekindle.report.account import KINDS, Account, Alive
 from rekindle.report.module_paths import shown
 from rekindle.report.module_table import OWN, Row, module_row, module_rows
 
-MAX_ALIVE = 20
+MAX_ALIVE = 20  # rows of the table of what is alive at the peak
 MAX_ROWS = 40  # of the table by module: as deep as fits
 
 
@@ -32,14 +32,14 @@ def verdict(account: Account) -> str:
         (
             f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
             f"{format.signed_percent(account.overhead)} time",
-            f"{format.counted(again, 'op')} run again" if again else "nothing runs again",
+            f"{format.counted(again, 'op')} recomputed" if again else "nothing recomputed",
             account.gap,
         )
     )
 
 
 def explain(account: Account) -> str:
-    """What is saved, what runs again, by module and why, and what is alive at the peak."""
+    """What is saved and recomputed, by module and why, and what is alive at the peak."""
     problem = account.problem
     saved, kept = sum(account.saved), sum(account.base_saved)
     extra = account.trace.cost - account.base.cost
@@ -48,7 +48,7 @@ def explain(account: Account) -> str:
         lines.append(
             f"The forward leaves {format.size(problem, saved)} for the backward, of "
             f"{format.size(problem, kept)} when everything is kept; "
-            f"{format.counted(account.trace.num_recomputed, 'op')} run again, "
+            f"{format.counted(account.trace.num_recomputed, 'op')} recomputed, "
             f"{format.cost(problem, max(0, extra))}."
         )
         lines.append("")
@@ -63,6 +63,7 @@ def explain(account: Account) -> str:
 
 def _shallow(rows: Sequence[Row]) -> list[Row]:
     """The rows down to the deepest level that fits."""
+    # Cut by depth and not by number: half of a module's parts would read as all of them.
     for depth in range(12, 1, -1):
         found = [row for row in rows if row.depth <= depth]
         if len(found) <= MAX_ROWS:
@@ -119,6 +120,7 @@ def explain_module(account: Account, module: str) -> str:
     """One module in one sentence."""
     row = module_row(account, module)
     if row is None:
+        # The modules one level below the model are enough to see the naming.
         some = ", ".join(r.path for r in module_rows(account) if r.depth == 1 and r.label != OWN)
         some = some[:200]
         raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
@@ -126,7 +128,7 @@ def explain_module(account: Account, module: str) -> str:
     return (
         f"{module}: {format.size(problem, row.saved)} saved for the backward of "
         f"{format.size(problem, row.keep_all_saved)}, "
-        f"{format.counted(row.num_recomputed, 'op')} run again "
+        f"{format.counted(row.num_recomputed, 'op')} recomputed "
         f"({format.cost(problem, row.extra_cost)}); {row.why}."
     )
 
@@ -173,6 +175,7 @@ def table(
 ) -> str:
     """Columns wide enough for their cells; those in `right`, else all but the first `left`, stand
     right."""
+    # Widths count characters; names with wide characters misalign, which no command depends on.
     lines = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
     flush = set(range(left, len(head)) if right is None else right)

@@ -210,7 +210,7 @@ class Graphs:
     def _give_up(self, why: str) -> None:
         self.why_not = why  # what was recorded is dropped before the next step
         warnings.warn(
-            f"the step is not run as a CUDA graph: {why}; it runs as without cuda_graph=True, with "
+            f"the step cannot run as a CUDA graph: {why}; it runs as with cuda_graph=False, with "
             "the same results",
             RuntimeWarning,
             stacklevel=2,

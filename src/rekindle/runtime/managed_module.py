@@ -1,10 +1,10 @@
 """The managed module: the same class, parameters, buffers, state_dict keys and `forward` signature,
 whose forward and backward run a plan.
 
-A call that no plan covers runs the original forward and says so once, is planned anew, or raises,
-as `on_miss` says. A module that was managed without a sample plans the first call with gradients.
-New plans are told through the logger "rekindle"; of more than `max_plans` the one that was not used
-for longest makes room.
+A call that no plan covers runs the original forward and warns once, is planned, or raises, as
+`on_miss` says. A module that was managed without a sample plans the first call with gradients. New
+plans are logged by the logger "rekindle". Beyond `max_plans` plans, the least recently used one is
+dropped.
 """
 
 import copy
@@ -113,9 +113,8 @@ class Manager:
             if not entries:
                 del self.plans[signature]
         what = (
-            f"more than {self.max_plans} kinds of call: the plan that was not used for longest "
-            "makes room, and is made anew when it is needed; pad to fewer shapes, or raise "
-            "max_plans"
+            f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
+            "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"
         )
         if what not in self.said:
             self.said.add(what)
@@ -273,7 +272,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     manager.clock += 1
     tensors, structure = split((args, kwargs))
     entries = manager.plans.get(call_signature(tensors, structure))
-    reason = "these arguments were not planned (shapes, dtypes, values, grad mode or autocast)"
+    reason = "arguments that were not planned (shapes, dtypes, values, grad mode or autocast)"
     for entry in entries or ():
         view = entry.view or entry.look_at(model)
         state = view.tensors()
@@ -337,7 +336,10 @@ def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
     try:
         plan = manager.plan_joint(wanted.joint, entry.plan, same_ops=wanted.twin is not None)
     except BudgetInfeasible as error:
-        _say(manager, f"gradients arrive for other outputs than planned, and for those {error}")
+        _say(
+            manager,
+            f"gradients arrived for other outputs than planned, and for those there is {error}",
+        )
         return
     entry.plan = plan
 
@@ -368,9 +370,11 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         _tell(manager, plan, tensors)
         return _run(model, plan, entry.look_at(model).tensors(), tensors)
     elif manager.on_miss == "raise":
-        raise PlanMismatch(f"no plan covers this call: {reason}; plan it, or use on_miss='replan'")
+        raise PlanMismatch(
+            f"no plan covers this call: {reason}; make a plan for it, or use on_miss='replan'"
+        )
     else:
-        _say(manager, f"this call runs eagerly, without a plan, perhaps above the budget: {reason}")
+        _say(manager, f"this call runs eagerly and may exceed the budget: {reason}")
     out = plain_forward(model)(*args, **kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)
 
@@ -378,7 +382,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
 def _tell(manager: Manager, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
     shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:4])
     log.warning(
-        "planned call %d of at most %d kinds (%s%s): peak %s -> %s, %+.1f %% time",
+        "planned call %d of at most %d (%s%s): peak %s -> %s, overhead %+.1f %%",
         len(manager.entries),
         manager.max_plans,
         shapes,

@@ -305,8 +305,8 @@ class _OtherBackward:
             raise RuntimeError(
                 f"gradients arrived for outputs {arrived} of a managed module (inside autocast: "
                 f"{bool(joint.autocast)}), its plan was made for outputs {planned} (inside "
-                f"autocast: {bool(runner.joint.autocast)}), and what the forward has kept does not "
-                "suffice; the next step is planned for these: run this step again"
+                f"autocast: {bool(runner.joint.autocast)}), and what the forward saved is not "
+                "enough for them; run this step again: the next step is planned for these gradients"
             )
         stretch, self.written = resumed
         self.stretch = stretch

@@ -10,7 +10,7 @@ from rekindle.cli.profile_options import (
     add_budget_options,
     add_profile_options,
     options_of,
-    profiling_shown,
+    show_profiling,
 )
 from rekindle.plans.options import Options
 from rekindle.profile import OpProfile, ProfileProgress, Source
@@ -29,7 +29,7 @@ def fill():
 
 def test_info_and_clear(tmp_path, capsys):
     assert main(["cache", "info"]) == 0
-    assert "no measurements" in capsys.readouterr().out
+    assert "no cached measurements" in capsys.readouterr().out
     fill()
     assert main(["cache", "info"]) == 0
     out = capsys.readouterr().out
@@ -80,17 +80,17 @@ def test_options_become_arguments_of_plan():
 
 
 def test_progress_in_plain_lines(capsys):
-    with profiling_shown() as listener:
+    with show_profiling() as listener:
         for done in range(4):
             listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["measuring 3 distinct ops, about 1 s", "measured 3 distinct ops in 1.5 s"]
-    with profiling_shown(quiet=True) as listener:
+    with show_profiling(quiet=True) as listener:
         assert listener is None
 
 
 def test_progress_as_a_bar(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with profiling_shown() as listener:
+    with show_profiling() as listener:
         for done in range(4):
             listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))

@@ -69,7 +69,7 @@ def test_explain_json(files, capsys):
 def test_a_problem_alone_is_kept_whole(files, capsys):
     code, out, _ = run(capsys, "explain", "problem.json")
     assert code == 0
-    assert "nothing runs again, proven optimal" in out
+    assert "nothing recomputed, proven optimal" in out
 
 
 def test_report(files, capsys):
@@ -106,7 +106,7 @@ def test_export(files, capsys):
         (("explain", "problem.json", "--module", "x.y"), "no op stands in a module 'x.y'"),
         (("explain", "schedule.json"), "expected 'rekindle.problem'"),
         (("report", "problem.json", "-o", "no/such/folder.html"), "there is no folder"),
-        (("report", "problem.json", "--model", "m:f"), "give a plan file"),
+        (("report", "problem.json", "--model", "m:f"), "--model needs a plan file"),
         (("report", "problem.json", "--points", "1"), "2 to 1000"),
         (("export", "problem.json", "--format", "pdf"), "invalid choice"),
         (("explain", "problem.json", "problem.json"), "expected 'rekindle.schedule'"),
