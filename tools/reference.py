@@ -205,9 +205,9 @@ RESULTS = (
         "The default solver on the instances of the papers",
         "python benchmarks/auto/table.py --solvers auto",
         "auto/TABLE.md",
-        "RL1 to RL4 and CM1, CM2 are the graphs of the Moccasin and FastSA papers. No GPU is needed. "
-        "[Side by side](side-by-side.md) compares every solver on these, on generated graphs and on "
-        "graphs captured from real models.",
+        "RL1 to RL4, CM1 and CM2 are graphs of the Moccasin and FastSA papers. No GPU is needed. "
+        "[Side by side](side-by-side.md) compares every solver on these, on generated graphs and "
+        "on graphs captured from real models.",
     ),
     (
         "FastSA's table with the solver `fastsa`",

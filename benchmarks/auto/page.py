@@ -107,7 +107,7 @@ def provenance(records: list[Record]) -> list[str]:
         "",
         "| what | from |",
         "|---|---|",
-        "| this page | `python benchmarks/auto/page.py`, from the stored results of the two below |",
+        "| this page | `python benchmarks/auto/page.py`, from stored results |",
         "| first table | `python benchmarks/auto/side_by_side.py` |",
         "| other tables | `python benchmarks/auto/table.py` |",
         "| empty cells | not run yet; both commands continue where they stopped |",

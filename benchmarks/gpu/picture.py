@@ -1,6 +1,6 @@
 """The README's picture: step time against memory for Llama 1B, every method, from stored results.
 
-    python benchmarks/gpu/picture.py     # writes docs/assets/llama-memory-time.svg
+python benchmarks/gpu/picture.py     # writes docs/assets/llama-memory-time.svg
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     matplotlib.use("agg" if out.suffix == ".png" else "svg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"svg.hashsalt": MODEL, "svg.fonttype": "none", "font.size": 10, "axes.axisbelow": True})
+    plt.rcParams.update({"svg.hashsalt": MODEL, "svg.fonttype": "none", "axes.axisbelow": True})
     methods = load(HERE / "results")[MODEL]
     figure, axes = plt.subplots(figsize=(7.2, 3.9))
     for method, colour, mark, label, offset, side in PEERS:

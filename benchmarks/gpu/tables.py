@@ -1,4 +1,5 @@
-"""RESULTS.md and plots/MODEL.svg (time against memory) from what `compare.py` and `bigger.py` stored.
+"""RESULTS.md and plots/MODEL.svg (time against memory) from the stored records of `compare.py` and
+`bigger.py`.
 
     python benchmarks/gpu/tables.py
 
@@ -160,12 +161,12 @@ OVERVIEW_COLUMNS: dict[str, tuple[str, ...]] = {
     "Rekindle, half of eager's memory": ("rekindle@0.5",),
     "Rekindle, all of eager's memory": ("rekindle@1.0",),
 }
-OVERVIEW = """Time of a step against eager's, and activation peak. Gradient checkpointing is the model's own
-(`gradient_checkpointing_enable()` and the like), or `torch.utils.checkpoint` around each block where
-the model has none. Below zero is faster than eager."""
-EVERY = """Each row: the step, the eager step of the same run, their ratio, and the activation peak. The name
-in the command is the one that `--models` takes; `--methods` chooses rows. Where the host is slower
-than the GPU, eager itself varies from run to run, so read such rows by their ratio."""
+OVERVIEW = """Time of a step against eager's, and activation peak. Gradient checkpointing is the
+model's own (`gradient_checkpointing_enable()` and the like), or `torch.utils.checkpoint` around
+each block where the model has none. Below zero is faster than eager."""
+EVERY = """Each row: the step, the eager step of the same run, their ratio, and the activation peak.
+`--methods` chooses rows. Where the host is slower than the GPU, eager itself varies from run to
+run; compare ratios there, not ms. Plots are in `plots/`."""
 
 
 def rows_of(name: str, methods: Mapping[str, Record]) -> list[str]:
@@ -334,7 +335,11 @@ def bigger(folder: Path) -> list[str]:
         found.setdefault((record["title"], record["card"]), {})[record["method"]] = record
     if not any("rekindle" in methods for methods in found.values()):
         return []
-    lines = ["", BIGGER, "| largest | card | eager | gradient checkpointing | Rekindle | overhead |"]
+    lines = [
+        "",
+        BIGGER,
+        "| largest | card, GiB | eager | gradient checkpointing | Rekindle | overhead |",
+    ]
     lines.append("|---" * 6 + "|")
     for (title, card), methods in sorted(found.items()):
         if "rekindle" not in methods:
@@ -343,7 +348,7 @@ def bigger(folder: Path) -> list[str]:
         cells += [size_cell(methods.get("rekindle"), methods.get("eager"))]
         again = last_fit(methods.get("rekindle")).get("overhead")
         cells.append("" if again is None else f"{100 * again:.0f} %")
-        lines.append(f"| {title} | {card:g} GiB | " + " | ".join(cells) + " |")
+        lines.append(f"| {title} | {card:g} | " + " | ".join(cells) + " |")
     return lines
 
 
