@@ -14,7 +14,7 @@ INSTEAD = {
     r"(own )?block switch(es)?": "gradient checkpointing",
     r"own switch": "gradient checkpointing",
     r"tensors without data": "fake tensors",
-    r"eager's bits|the bits of|(has|gives?|give) the bits|to the bit": "bitwise identical",
+    r"eager's bits|the bits of (the )?(eager|separate)|(has|gives?|give) the bits|to the bit": "bitwise identical",
     r"(make|makes|made|making) (\w+ )?again": "recompute",
     r"made anew": "planned again, recomputed",
     r"(is|are) told": "logged, passed, given",
