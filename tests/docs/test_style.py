@@ -14,7 +14,8 @@ INSTEAD = {
     r"(own )?block switch(es)?": "gradient checkpointing",
     r"own switch": "gradient checkpointing",
     r"tensors without data": "fake tensors",
-    r"eager's bits|the bits of (the )?(eager|separate)|(has|gives?|give) the bits|to the bit": "bitwise identical",
+    r"eager's bits|the bits of (the )?(eager|separate)": "bitwise identical",
+    r"(have|has|gives?) the bits|to the bit": "bitwise identical",
     r"(make|makes|made|making) (\w+ )?again": "recompute",
     r"made anew": "planned again, recomputed",
     r"(is|are) told": "logged, passed, given",
@@ -63,7 +64,7 @@ def found_in(text: str) -> list[str]:
     return [
         f"{' '.join(match[0].split())!r}: write {better}"
         for pattern, better in INSTEAD.items()
-        for match in re.finditer(rf"\b{pattern.replace(' ', chr(92) + 's+')}", text, re.I)
+        for match in re.finditer(rf"\b(?:{pattern.replace(' ', chr(92) + 's+')})", text, re.I)
     ]
 
 
