@@ -199,31 +199,31 @@ RESULTS = (
         "Step time and memory on a GPU",
         "python benchmarks/gpu/compare.py --plan-limit 4",
         "gpu/RESULTS.md",
-        "Step times against eager PyTorch and against the model's own switch for recomputing its "
-        "blocks, with the memory that was measured.",
+        "Beside eager PyTorch, gradient checkpointing, selective checkpointing and torch.compile.",
     ),
     (
         "The default solver on the instances of the papers",
         "python benchmarks/auto/table.py --solvers auto",
         "auto/TABLE.md",
-        "RL1 to RL4 and CM1, CM2 are the graphs that Moccasin and FastSA were published with. No "
-        "GPU is needed to run this. [Side by side](side-by-side.md) has every solver on these, on "
-        "generated families and on graphs captured from real models.",
+        "RL1 to RL4, CM1 and CM2 are graphs of the Moccasin and FastSA papers. No GPU is needed. "
+        "[Side by side](side-by-side.md) compares every solver on these, on generated graphs and "
+        "on graphs captured from real models.",
     ),
     (
-        "FastSA's table, by `fastsa`",
+        "FastSA's table with the solver `fastsa`",
         "python benchmarks/fastsa/table1.py 1",
         "fastsa/table1.md",
-        "The paper's numbers beside ours, on the same graphs.",
+        "The paper's numbers and ours, on the same graphs.",
     ),
     (
-        "HiRemate's table, by `hiremate`",
+        "HiRemate's table with the solver `hiremate`",
         "python benchmarks/hiremate/table4.py",
         "hiremate/table4.md",
-        "The twelve models of the paper at the paper's memory; time in per cent of keep-all's.",
+        "The twelve models of the paper at the paper's memory. Time is in % of the step that keeps "
+        "everything.",
     ),
     (
-        "Chains: Rotor's table, by `rotor`",
+        "Rotor's table for chains with the solver `rotor`",
         "python benchmarks/rotor/run.py",
         "rotor/results.md",
         "",
@@ -235,8 +235,8 @@ def results_page() -> str:
     parts = [
         _MADE,
         "# Results",
-        "Every number has a script in `benchmarks/` that makes it, and a file beside the script "
-        "that holds it. Run the command from a clone; `benchmarks/README.md` lists them all.",
+        "Each section has the command that made it; run it from a clone. The results are stored "
+        "beside the scripts, and `benchmarks/README.md` lists all of them.",
     ]
     for title, command, file, words in RESULTS:
         parts += [f"## {title}", *([words] if words else [])]
@@ -246,30 +246,27 @@ def results_page() -> str:
 
 
 def _lowered(text: str) -> str:
-    """A result file as a section of the page: its headings two levels down, its title in bold."""
+    """A result file as a section of the page: its headings one level down, its title in bold."""
     text = re.sub(r"^# (.*)$", r"**\1**", text.strip(), flags=re.M)
-    return re.sub(r"^#+ (.*)$", r"### \1", text, flags=re.M)
+    return re.sub(r"^(##+) (.*)$", r"#\1 \2", text, flags=re.M)
 
 
-# The rows of the README's table: a model of benchmarks/gpu, and how people call it.
-README_MODELS = {
-    "gpt2-medium-fp32-eager": "GPT-2 medium, fp32",
-    "gpt2-medium-bf16-sdpa": "GPT-2 medium, bf16, sdpa",
-    "llama-1b-4x4096": "Llama 1B, bf16, 4x4096",
-    "vit-large": "ViT-L, batch 64",
-    "mixer-b16": "Mixer-B16, batch 64",
-    "transformer-6-6": "nn.Transformer 6-6",
-    "resnet101": "ResNet-101, batch 64",
-    "regnet-x-32gf": "RegNet-X 32GF, batch 32",
-    "unet": "UNet, 32x256x256",
-}
-README_COLUMNS = {
-    "eager": "eager",
-    "own": "own block switch",
-    "rekindle@1.0": "Rekindle, all kept",
-    "rekindle@0.5": "Rekindle, half of eager's memory",
-    "rekindle@own": "Rekindle, the switch's memory",
-}
+# The rows and columns of the README's table, of those of gpu/RESULTS.md.
+README_MODELS = (
+    "GPT-2 medium, bf16, 16 x 1024 tokens",
+    "Llama 1B, bf16, 4 x 4096 tokens",
+    "T5 base, 16 x 512 tokens",
+    "ViT-L, 64 images of 224",
+    "ResNet-101, 64 images of 224",
+    "UNet, 32 images of 256",
+)
+README_COLUMNS = (
+    "model",
+    "eager",
+    "gradient checkpointing",
+    "Rekindle, the same memory",
+    "Rekindle, half of eager's memory",
+)
 _README_TABLE = re.compile(r"(?<=<!-- results -->\n)(.*?)(?=<!-- end of results -->)", re.S)
 
 
@@ -277,27 +274,12 @@ def readme_page() -> str:
     """The README as it is, with its table of results made anew."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = (BENCHMARKS / "gpu" / "RESULTS.md").read_text(encoding="utf-8").splitlines()
+    lines = lines[next(i for i, line in enumerate(lines) if line.startswith("| model |")) :]
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
-    head, rows = cells[0], {row[0]: row for row in cells[2:]}
-    columns = [head.index(name) for name in README_COLUMNS]
-    table = _table(
-        ("model", *README_COLUMNS.values()),
-        [
-            (title, *(_short_cell(rows[model][c]) for c in columns))
-            for model, title in README_MODELS.items()
-            if model in rows
-        ],
-    )
+    columns = [cells[0].index(name) for name in README_COLUMNS]
+    rows = {row[0]: tuple(row[c] for c in columns) for row in cells[2:] if len(row) > columns[-1]}
+    table = _table(README_COLUMNS, [rows[model] for model in README_MODELS])
     return _README_TABLE.sub(lambda _: table + "\n", text)
-
-
-def _short_cell(cell: str) -> str:
-    """`62.7 ms (+18.6 %), 2.96` -> `+18.6 %`: the README tells what changes."""
-    match = re.search(r"\(([+-][\d.]+ %)\)", cell)
-    if match:
-        return match[1]
-    match = re.fullmatch(r"([\d.]+ ms), ([\d.]+)", cell)
-    return f"{match[1]}, {match[2]} GiB" if match else cell
 
 
 PAGES = {

@@ -96,16 +96,26 @@ def plot(records: list[Record]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def shared(records: list[Record]) -> list[str]:
-    """Which runs did not have their core for themselves."""
+def provenance(records: list[Record]) -> list[str]:
+    """Where the numbers are from, and which runs did not have their core for themselves."""
     rows: dict[str, set[str]] = {}
     for r in longest(records).values():
         if r.get("shared_core"):
             rows.setdefault(r["solver"], set()).add(f"{r['problem']} {r['budget']:.0%}")
     return [
-        f"`{solver}` shared that core with other work, and had about half of it, on "
-        f"{', '.join(sorted(where))}."
-        for solver, where in sorted(rows.items())
+        "## Provenance",
+        "",
+        "| what | from |",
+        "|---|---|",
+        "| this page | `python benchmarks/auto/page.py`, from stored results |",
+        "| first table | `python benchmarks/auto/side_by_side.py` |",
+        "| other tables | `python benchmarks/auto/table.py` |",
+        "| empty cells | not run yet; both commands continue where they stopped |",
+        *(
+            f"| `{solver}` with about half a core, as the core was shared | "
+            f"{', '.join(sorted(where))} |"
+            for solver, where in sorted(rows.items())
+        ),
     ]
 
 
@@ -119,11 +129,9 @@ def main() -> None:
         "captured": captured,
     }
     lines = [
-        "# `auto` beside the other solvers",
+        "# `auto` and the other solvers, side by side",
         "",
-        "Made by `python benchmarks/auto/page.py` from the results of `side_by_side.py` and",
-        "`table.py`; nothing here is written by hand. Both go on where they stopped: an empty cell",
-        "has not been run yet.",
+        "How expensive the schedules of each solver are, and how long it takes to find them.",
         "",
     ]
     if long:
@@ -132,7 +140,6 @@ def main() -> None:
             "## Graphs captured from real models, ten minutes for the others",
             "",
             "`auto` has two cores and 30 s, every other solver one core and up to ten minutes.",
-            *shared(long),
             "",
             "![points above the best schedule known, by seconds](side-by-side.svg)",
             "",
@@ -153,7 +160,8 @@ def main() -> None:
             (DOCS / f"side-by-side-{group}.svg").write_text(plot(mine))
             lines += [f"![points above the best schedule known](side-by-side-{group}.svg)", ""]
         lines += [table(mine, groups[group]), ""]
-    (DOCS / "side-by-side.md").write_text("\n".join(lines[:-1]) + "\n")
+    lines += provenance(long)
+    (DOCS / "side-by-side.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -329,9 +329,15 @@ def markdown(records: list[Record]) -> str:
     solvers = [s for s in SOLVERS if any(key[2] == s for key in by)]
     rows = sorted({(key[0], -key[1]) for key in by})
     lines = [
-        "Cost increase over keep-all in % (seconds taken); * optimal in the solver's own space of",
-        "schedules; bound: no schedule within the budget costs less; even after: seconds",
-        "until `auto` had what the best of the others ended with.",
+        "Cost increase over saving everything, in %, and the seconds taken.",
+        "",
+        "| in the table | meaning |",
+        "|---|---|",
+        "| bound | proven: no schedule within the budget costs less |",
+        "| * | proven optimal among the schedules that the solver considers |",
+        "| none | no schedule within the budget found |",
+        "| overran | exceeded its time limit and was killed |",
+        "| even after | seconds until `auto` was as good as the best result of the others |",
         "",
         "| problem | ops | budget | bound | "
         + " | ".join(solvers)

@@ -64,10 +64,17 @@ def table(records: list[Record], instances: list[str]) -> str:
     solvers = [s.name for s in SOLVERS if any(key[2] == s.name for key in by)]
     limits = sorted({r["limit_s"] for r in by.values()})
     lines = [
-        "Cost increase over keep-all in % (seconds taken); * optimal in the solver's own space of",
-        "schedules; bound: no schedule within the budget costs less; none: no schedule within the",
-        "budget found; refuses: the method does not handle the problem; overran: killed, having",
-        "overrun its limit. Limits: " + ", ".join(f"{limit:g}" for limit in limits) + " s a case.",
+        "Cost increase over saving everything, in %, and the seconds taken. Time limit per case: "
+        + ", ".join(f"{limit:g}" for limit in limits)
+        + " s.",
+        "",
+        "| in a cell | meaning |",
+        "|---|---|",
+        "| bound | proven: no schedule within the budget costs less |",
+        "| * | proven optimal among the schedules that the solver considers |",
+        "| none | no schedule within the budget found |",
+        "| refuses | the solver does not handle this graph |",
+        "| overran | exceeded its time limit and was killed |",
         "",
         "| instance | ops | budget | bound | " + " | ".join(solvers) + " |",
         "|---|---|---|---|" + "---|" * len(solvers),
