@@ -148,6 +148,6 @@ def test_demo(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert out.count("yes") >= 3
     assert out.count("Fits ") == 3
-    assert out.splitlines()[-1] == "The report page of the plan at 50 %: report.html"
+    assert out.splitlines()[-1] == "Report page of the plan at 50 %: report.html"
     assert "Fits " in Path("report.html").read_text()
     assert "no" not in out.lower().split()

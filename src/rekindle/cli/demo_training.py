@@ -113,7 +113,7 @@ def run_training(num_steps: int, page: str, *, as_json: bool) -> ExitCode:
     else:
         head = ("budget", "loss", "measured peak", "time per step", "bitwise identical")
         print(printing.table(head, [_row(r) for r in records]))
-        print(f"report of the plan at {_share(REPORTED)}: {path}")
+        print(f"Report page of the plan at {_share(REPORTED)}: {path}")
     return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
 
 
