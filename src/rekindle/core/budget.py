@@ -50,6 +50,20 @@ def parse_budget(budget: int | float | str, keep_all_peak: int) -> int:
     return _whole(int(number), budget)
 
 
+def parse_rate(rate: int | str) -> int:
+    """Bytes per second: a whole number, or a size with a unit and "/s" behind it ("55GB/s")."""
+    size = rate.strip().removesuffix("/s") if isinstance(rate, str) else rate
+    if not isinstance(size, bool) and not is_fraction(size):
+        try:
+            return parse_budget(size, 0)
+        except InvalidBudget:
+            pass
+    raise InvalidBudget(
+        f"rate {brief(rate)!r} is not understood: give bytes per second as a whole number above 0, "
+        'or as a size with a unit, such as "55GB/s"'
+    )
+
+
 def is_fraction(budget: object) -> bool:
     """Whether a budget is one of the keep-all peak, as `parse_budget` reads it."""
     if isinstance(budget, str):

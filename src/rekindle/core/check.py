@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from rekindle.core.problem import Op, Problem
+from rekindle.core.problem import HostLink, Op, Problem
 from rekindle.core.schedule import Schedule
 from rekindle.core.simulate import run_native
 from rekindle.errors import InvalidProblem, brief
@@ -49,6 +49,8 @@ def check_problem(problem: Problem) -> None:
             loss = i
     _sum((op.cost for op in problem.ops), "costs of all ops")
     _check_order(problem, producer, resident)
+    if problem.transfers is not None:
+        _check_link(problem.transfers)
     loss_inputs = set(problem.ops[loss].inputs) if loss is not None else set()
     for v in problem.held:
         if v not in loss_inputs:
@@ -115,9 +117,18 @@ def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) 
                 )
 
 
-def _number(x: object, what: str) -> None:
-    if type(x) is not int or not 0 <= x < LIMIT:
-        _fail(f"{what} is {brief(x)}; expected a whole number from 0 to 2^62 - 1")
+def _check_link(link: HostLink) -> None:
+    _number(link.to_host, "transfers: to_host", least=1)
+    _number(link.from_host, "transfers: from_host", least=1)
+    _number(link.latency, "transfers: latency")
+    _number(link.least, "transfers: least")
+    if link.host_budget is not None:
+        _number(link.host_budget, "transfers: host_budget")
+
+
+def _number(x: object, what: str, least: int = 0) -> None:
+    if type(x) is not int or not least <= x < LIMIT:
+        _fail(f"{what} is {brief(x)}; expected a whole number from {least} to 2^62 - 1")
 
 
 def _ids(ids: Sequence[object], count: int, where: str) -> None:
