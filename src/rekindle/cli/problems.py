@@ -9,6 +9,15 @@ from typing import Any
 from rekindle.cli import printing
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.progress import shown
+from rekindle.cli.transfer_options import (
+    add_transfer_options,
+    improved,
+    solver_seconds,
+    step_name,
+    transfer_lines,
+    transfer_record,
+    with_link,
+)
 from rekindle.core import (
     Problem,
     Schedule,
@@ -50,6 +59,7 @@ def add_commands(commands: Any) -> None:
     solve.add_argument("--seed", type=seed, default=0, metavar="N", help="default 0")
     solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="where to write it")
     add_wishes(solve)
+    add_transfer_options(solve)
     solve.add_argument("--json", action="store_true", help="print one JSON object")
     solve.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     solve.set_defaults(run=run_solve)
@@ -77,6 +87,7 @@ def add_commands(commands: Any) -> None:
     check.add_argument("problem", metavar="PROBLEM.json")
     check.add_argument("schedule", metavar="SCHEDULE.json")
     check.add_argument("--budget", metavar="B", help=BUDGET_HELP)
+    add_transfer_options(check)
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.set_defaults(run=run_check)
 
@@ -185,7 +196,7 @@ def problem_in(record: Any, path: str) -> Problem:
 
 
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = with_link(read_problem(arguments.problem), arguments)
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
@@ -198,9 +209,10 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             problem,
             budget,
             wishes,
-            time_limit_s=arguments.time_limit,
+            time_limit_s=solver_seconds(problem, arguments),
             seed=arguments.seed,
         )
+        solution = improved(solver, problem, budget, solution, wishes, arguments)
     record = _solve_record(problem, budget, base, solution)
     if solution.schedule is not None:
         if arguments.output is not None:
@@ -262,6 +274,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "wall_s": round(solution.wall_s, 6),
         "stopped_by": solution.stopped_by,
         "notes": list(solution.notes),
+        **transfer_record(problem, solution.schedule, trace),
     }
 
 
@@ -303,6 +316,7 @@ def _solve_text(
             f"cost      {printing.cost(problem, record['cost'])} "
             f"({100 * record['overhead']:+.2f} %), {record['num_recomputed']} ops run again"
         )
+        lines += transfer_lines(problem, record)
         if record["bound"] is not None:
             lines.append(
                 f"bound     {printing.cost(problem, record['bound'])}: no schedule costs less"
@@ -323,7 +337,7 @@ def _ended(solution: Solution) -> str:
 
 
 def run_check(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = with_link(read_problem(arguments.problem), arguments)
     schedule = read_schedule(arguments.schedule, problem)
     base = simulate(problem, keep_all(problem))
     budget = None if arguments.budget is None else parse_budget(arguments.budget, base.peak)
@@ -356,6 +370,7 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
             "cost": trace.cost,
             "overhead": printing.overhead(trace.cost, base.cost),
             "num_recomputed": trace.num_recomputed,
+            **transfer_record(problem, schedule, trace),
         }
     if arguments.json:
         printing.print_json(record)
@@ -371,13 +386,14 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
     peak = record["peak"]
     where = ""
     if record["peak_step"] >= 0:
-        op = problem.ops[schedule.ops[record["peak_step"]]]
-        where = f", first at step {record['peak_step']} ({op.name!r})"
+        step = record["peak_step"]
+        where = f", first at step {step} ({step_name(problem, schedule, step)})"
     lines = [
         f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops run again",
         f"peak      {printing.size(problem, peak)} "
         f"({peak}, {percent_of(peak, record['keep_all_peak'])} of keep-all{where})",
         f"cost      {printing.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
+        *transfer_lines(problem, record),
     ]
     if record["budget"] is not None:
         verdict = "within" if record["within_budget"] else "over"
