@@ -11,6 +11,7 @@ from rekindle.errors import brief
 def no_such_step(problem: Problem, schedule: Schedule) -> str:
     """Of a schedule that the native core does not even take: its ids are 32-bit whole numbers, and
     its kinds of transfers are four."""
+    # One step after the other, in Python: only a schedule that is refused comes here.
     for step, found in enumerate(schedule.steps):
         if isinstance(found, tuple):
             kind, value_id = found
@@ -48,6 +49,7 @@ def fault_sentence(problem: Problem, schedule: Schedule, trace: _native.Trace) -
         case _native.Fault.no_such_op:
             return _no_such_op(problem, trace.step, trace.op)
         case _native.Fault.not_produced:
+            # After a drop "has produced it" would be wrong: a step has, and its copy is gone.
             when = " before any step has produced it"
             if schedule.transfers:
                 when = ", which is not on the device: produce or fetch it first"
@@ -87,15 +89,18 @@ def _transfer_sentence(
     value_name: Callable[[int], str],
 ) -> str:
     """What is wrong with a transfer of a value, or with what follows from it."""
+    # The native core takes any id of 32 bits, so there may be no such value to name.
     if not 0 <= trace.value < len(problem.values):
         return f"step {trace.step} moves value {trace.value}, {_existing(problem)}"
     value = value_name(trace.value)
     if trace.fault == _native.Fault.not_dropped:
+        # The step beyond the last one: the fault is that nothing came.
         if trace.step == len(schedule):
             return f"{value} was sent and is never dropped; a sent copy ends by its drop"
         return f"step {trace.step} makes {value} again before the copy that was sent is dropped"
     if trace.fault == _native.Fault.not_read:
         return f"step {trace.step} fetches {value}, and no op reads that copy"
+    # All that is left are faults of the transfer that stands at that step.
     step = schedule.steps[trace.step]
     assert isinstance(step, tuple)
     start = f"step {trace.step} is a {step[0]} of {value}"

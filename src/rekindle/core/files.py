@@ -125,6 +125,8 @@ def _op_record(op: Op) -> dict[str, Any]:
 
 def problem_hash(problem: Problem) -> str:
     """sha256 of the canonical JSON: UTF-8, sorted keys, no spaces, defaults left out."""
+    # A schedule names its problem by this, so it must not change between releases: a field that is
+    # added later is left out where it has its default.
     text = json.dumps(
         problem_record(problem), sort_keys=True, separators=(",", ":"), ensure_ascii=False
     )
@@ -218,6 +220,7 @@ def schedule_from_record(record: Any, problem: Problem, where: str = "the schedu
         _keys(record, _STEPS_KEYS if moves else _SCHEDULE_KEYS, where)
     except InvalidProblem as error:
         raise InvalidSchedule(str(error)) from None
+    # Ids are positions: of another problem they would be other ops, and perhaps valid.
     if record["problem"] != problem_hash(problem):
         raise InvalidSchedule(
             f"{where} was made for another problem (its problem hash is "
@@ -227,6 +230,7 @@ def schedule_from_record(record: Any, problem: Problem, where: str = "the schedu
     if moves:
         steps = enumerate(record["steps"])
         return schedule_of([_step(item, step, problem, where) for step, item in steps])
+    # Ids are checked here, where the file can be named; the rest is `check_schedule`'s.
     for step, op in enumerate(record["ops"]):
         if type(op) is not int or not 0 <= op < len(problem.ops):
             raise InvalidSchedule(
@@ -312,12 +316,13 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FileError(f"{path!r} is not a file name") from None
     try:
         record = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        # Only an escape can bring one into text that was decoded.
         if "\\ud" in text or "\\uD" in text:
             _no_surrogates(record)
         return record
     except RekindleError as error:
         raise FileError(f"{path}: {error}") from None
-    except RecursionError:
+    except RecursionError:  # not a ValueError, and no reason to end the process
         raise FileError(f"{path} is not understood: it is nested too deeply") from None
     except ValueError as error:
         raise FileError(f"{path} is not valid JSON: {error}") from None
@@ -342,7 +347,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
             temporary = Path(file.name)
             file.write(content)
             file.flush()
+            # Else a crash may leave the new name on an empty file.
             os.fsync(file.fileno())
+        # A temporary file is private; a written one has the rights of any other. The umask can only
+        # be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -356,6 +364,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Python keeps the last one in silence; which was meant cannot be known.
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)

@@ -28,6 +28,7 @@ def gap_sentence(cost: int, bound: int | None) -> str:
         return "how far from optimal is not known"
     if cost <= bound:
         return "proven optimal"
+    # Near the bound one number says all; far from it, that the bound may be what is weak.
     if bound > 0 and cost <= 1.05 * bound:
         return f"within {_percent(cost / bound - 1)} of optimal"
     return (
