@@ -12,6 +12,7 @@ from rekindle.core.generate import chain, random_problem, random_schedule, trans
 from rekindle.solve import find_solver
 from rekindle.solve.base import run_solver
 from rekindle.solve.transfers import with_transfers
+from rekindle.solve.transfers.bound import relief, transfer_bound
 from rekindle.solve.transfers.fit import fit
 from rekindle.solve.transfers.gaps import sequence_of
 from rekindle.solve.transfers.lane import IdleTime, durations, queued
@@ -101,6 +102,29 @@ def test_below_what_recomputation_reaches():
     assert alone.schedule is None
     assert found.status.has_schedule
     assert simulate(problem, found.schedule).peak <= budget
+
+
+def test_the_bound_knows_the_link():
+    """Above what nothing can undercut, below what is found, and the lower the faster the link."""
+    base = simulate(transformer(4), keep_all(transformer(4)))
+    budget = int(0.4 * base.peak)
+    bounds = []
+    for share in (0.001, 0.1, 0.3, 3.0):
+        problem = linked(transformer(4), share)
+        _, found = solved(problem, budget)
+        cost = simulate(problem, found.schedule).cost
+        assert base.cost <= found.bound <= cost
+        bounds.append(transfer_bound(problem, budget, cost, 2.0))
+    assert bounds[0] > bounds[1] > bounds[2] >= bounds[3] == base.cost
+    assert bounds[0] > 1.01 * base.cost
+
+
+def test_what_the_link_can_bring_back():
+    link = HostLink(2 * 10**9, 10**9, 0, 0)
+    assert relief(link, 300, 60) == 200  # 200 bytes in 100 ns, and back in 200
+    assert relief(link, 301, 60) == 201
+    assert relief(replace(link, serial=True), 300, 60) == 160  # in 80 ns, and back in 160
+    assert relief(replace(link, host_budget=7), 300, 60) == 7
 
 
 def test_numbers_too_large_are_left_alone():

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, replace
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.errors import InvalidSchedule
-from rekindle.solve.base import Solver, run_solver, without_dead_ops
+from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.transfers.bound import least_cost, transfer_bound
 from rekindle.solve.transfers.fit import fit
 from rekindle.solve.transfers.gaps import sequence_of
 
 # Shares of what the link carries while the forward runs: what else is tried lies around the best.
 FIRST_TRIALS = (1.0, 0.7, 1.4, 0.4)
+FOR_BOUND = 0.15  # of the time limit: a proof is worth less than a better schedule
 LARGEST = 2**60  # of sums of sizes and of times; what is added up here stays below 2^63
 
 
@@ -43,10 +45,10 @@ def with_transfers(
     if _too_large(problem):
         note = "values are not moved: sizes or times are too large to be added up in 64 bits"
         return replace(solution, notes=(*solution.notes, note))
-    search = _Search(solver, problem, budget, start + time_limit_s, seed)
+    deadline = start + (1 - FOR_BOUND) * time_limit_s
+    search = _Search(solver, problem, budget, deadline, seed)
     search.begin(solution)
-    # Recomputation's own bound and proof know no transfers. This one holds for any schedule.
-    least = _least(problem)
+    least = least_cost(problem)
     stopped_by = ""
     try:
         if search.best is None or search.cost > least:
@@ -56,17 +58,22 @@ def with_transfers(
         stopped_by = "interrupt"
     if not stopped_by and time.monotonic() >= search.deadline:
         stopped_by = "time limit"
-    wall_s = solution.wall_s + time.monotonic() - start
+    # Recomputation's own bound and proof know no transfers.
     if search.best is None:
-        return replace(solution, bound=least, wall_s=wall_s)
+        return _not_found(solution, solution.wall_s + time.monotonic() - start)
+    bound = least
+    if stopped_by != "interrupt":
+        left = start + time_limit_s - time.monotonic()
+        bound = transfer_bound(problem, budget, search.cost, left)
+    proven = search.cost <= bound
     found = replace(
         solution,
-        status=Status.OPTIMAL if search.cost <= least else Status.FEASIBLE,
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
         schedule=search.best,
         smallest=None,
-        bound=least,
-        wall_s=wall_s,
-        stopped_by="proof" if search.cost <= least else stopped_by,
+        bound=bound,
+        wall_s=solution.wall_s + time.monotonic() - start,
+        stopped_by="proof" if proven else stopped_by,
     )
     if not search.best.transfers:
         found = replace(found, notes=(*solution.notes, "nothing found that is better moved"))
@@ -77,6 +84,14 @@ def with_transfers(
     return found
 
 
+def _not_found(solution: Solution, wall_s: float) -> Solution:
+    """Neither way met the budget. A proof about recomputation alone is none about both."""
+    if solution.status is not Status.INFEASIBLE:
+        return replace(solution, wall_s=wall_s)
+    message = "no schedule within the budget was found, with values moved to the host or without"
+    return replace(solution, message=message, bound=None, wall_s=wall_s)
+
+
 def _too_large(problem: Problem) -> bool:
     link = problem.transfers
     assert link is not None
@@ -85,11 +100,6 @@ def _too_large(problem: Problem) -> bool:
     moving = len(problem.values) * link.latency + sizes * 10**9 // slower
     sizes += sum(op.workspace for op in problem.ops)
     return max(sizes, moving + sum(op.cost for op in problem.ops)) >= LARGEST
-
-
-def _least(problem: Problem) -> int:
-    """What nothing can undercut: each op that is needed runs once."""
-    return sum(op.cost for op in without_dead_ops(problem)[0].ops)
 
 
 @dataclass(slots=True)
