@@ -170,91 +170,103 @@ def _column(numbers: Iterable[int]) -> Numbers:
     return np.fromiter(numbers, np.int64)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Send:
+    gap: Gap  # the first of the value, and so of the copy that is sent
+    length: int  # of the transfer, in ns
+
+
+@dataclass(frozen=True, slots=True)
 class _Sent:
     """A copy that was sent and not dropped yet."""
 
-    gap: Gap  # the first of the value
+    gap: Gap
     done: int  # when its send is
 
 
 class _Placing:
+    """One walk over the ops; `k` is the op before which, or behind which, transfers are put."""
+
     def __init__(self, sequence: Sequence, budget: int, chosen: list[Gap]) -> None:
         assert sequence.problem.transfers is not None
         self.sequence, self.budget = sequence, budget
         self.link: HostLink = sequence.problem.transfers
-        self.chosen = sorted(chosen, key=lambda g: (g.right, g.left))
+        self.gaps = sorted(chosen, key=lambda g: (g.right, g.left))
+        sizes = _column(g.size for g in self.gaps)
+        self.fetching = durations(self.link, sizes, self.link.from_host)
+        self.wanted = self._wanted()
         # What is there if every gap is used to the full. What stays longer is added as it does.
         self.memory = sequence.memory.copy()
         for gap in chosen:
             self.memory[gap.left + 1 : gap.right] -= gap.size
-        sizes = _column(g.size for g in self.chosen)
-        self.fetching = durations(self.link, sizes, self.link.from_host)
-        self.sending = durations(self.link, sizes, self.link.to_host)
-        self.wanted = self._wanted()
+        self.sends, self.releases = self._sends_and_releases()
         self.steps: list[Step] = []
-        self.compute = self.to_host = self.from_host = 0
+        self.compute = self.to_host = self.from_host = 0  # when each lane is free
+        self.on_way: list[_Sent] = []  # in the order in which they are done
+        self.done: dict[int, int] = {}  # value -> when it is on the host
+        self.arrived: dict[int, int] = {}  # value -> when the fetched copy is there
+        self.waiting = list(range(len(self.gaps)))  # those not fetched yet
 
-    def _wanted(self) -> Numbers:
+    def _wanted(self) -> list[int]:
         """Per gap: the op before which its fetch should stand, if nothing waits."""
         begins = self.sequence.begins
         horizon = int(begins[-1])
-        order = np.arange(len(self.chosen))[::-1]
-        ready = _column(horizon - begins[self.chosen[k].right] for k in order)
-        ends = queued(ready, self.fetching[order])
-        starts = np.empty(len(self.chosen), np.int64)
-        starts[order] = horizon - ends
-        return np.searchsorted(begins, np.maximum(starts, 0), side="right") - 1
+        rights = _column(g.right for g in self.gaps)[::-1]
+        ends = queued(horizon - begins[rights], self.fetching[::-1])
+        starts = np.maximum(horizon - ends, 0)[::-1]
+        found: list[int] = (np.searchsorted(begins, starts, side="right") - 1).tolist()
+        return found
 
-    def schedule(self) -> Schedule:
+    def _sends_and_releases(self) -> tuple[dict[int, list[_Send]], dict[int, list[int]]]:
+        """Per op: what is sent behind it, and what is released there."""
         first: dict[int, Gap] = {}
         last: dict[int, int] = {}
-        for gap in sorted(self.chosen, key=lambda g: g.left):
-            if gap.value_id not in first or gap.made < first[gap.value_id].made:
-                first[gap.value_id] = gap
+        for gap in sorted(self.gaps, key=lambda g: g.left):
+            first.setdefault(gap.value_id, gap)
             last[gap.value_id] = max(last.get(gap.value_id, 0), gap.right)
-        sends: dict[int, list[Gap]] = {}
-        for gap in first.values():
-            sends.setdefault(gap.made, []).append(gap)
-        self.on_way: list[_Sent] = []
-        self.done: dict[int, int] = {}  # value -> when it is on the host
-        self.arrived: dict[int, int] = {}  # value -> when the fetched copy is there
-        waiting = list(range(len(self.chosen)))
+        sends: dict[int, list[_Send]] = {}
+        lengths = durations(self.link, _column(g.size for g in first.values()), self.link.to_host)
+        for gap, length in zip(first.values(), lengths.tolist(), strict=True):
+            sends.setdefault(gap.made, []).append(_Send(gap, length))
+        releases: dict[int, list[int]] = {}
+        # Bytes are held to the end of the step where host memory is not scarce. The reader of the
+        # last fetch is behind its arrival, so that the lane does not wait for it.
+        if self.link.host_budget is not None:
+            for v, right in last.items():
+                releases.setdefault(right, []).append(v)
+        return sends, releases
+
+    def schedule(self) -> Schedule:
         problem = self.sequence.problem
         for k, i in enumerate(self.sequence.ops):
             self._drops(k)
-            waiting = self._fetches(k, waiting)
+            self._fetches(k)
             op = problem.ops[i]
             arrivals = [self.arrived.pop(v, 0) for v in op.inputs]
             self.compute = max([self.compute, *arrivals]) + op.cost
             self.steps.append(i)
-            self._releases(k, last)
-            for gap in sends.get(k, ()):
-                self._send(gap)
-        self._drops(len(self.sequence.ops))
-        self._fetches(len(self.sequence.ops), waiting)
+            self.steps += [("release", v) for v in self.releases.get(k, ())]
+            for send in self.sends.get(k, ()):
+                self.steps.append(("send", send.gap.value_id))
+                self.to_host = max(self.to_host, self.compute) + send.length
+                self.done[send.gap.value_id] = self.to_host
+                self.on_way.append(_Sent(send.gap, self.to_host))
+        self._drops(self.sequence.num_ops)
+        self._fetches(self.sequence.num_ops)
         return schedule_of(self.steps)
-
-    def _send(self, gap: Gap) -> None:
-        self.steps.append(("send", gap.value_id))
-        length = int(durations(self.link, np.array([gap.size]), self.link.to_host)[0])
-        self.to_host = max(self.to_host, self.compute) + length
-        self.done[gap.value_id] = self.to_host
-        self.on_way.append(_Sent(gap, self.to_host))
 
     def _drops(self, k: int) -> None:
         """What is done is dropped as soon as its gap begins; what is not, where the next op needs
-        its bytes, and where it would be fetched."""
-        stays = sum(s.gap.size for s in self.on_way if s.gap.left < k)
-        room = self.budget - (int(self.memory[k]) if k < self.sequence.num_ops else 0)
+        its bytes, and where it is to be fetched."""
+        if not self.on_way:
+            return
+        at_end = k == self.sequence.num_ops
+        stays = self._staying(k)
+        room = self.budget - (0 if at_end else int(self.memory[k]))
         left: list[_Sent] = []
-        for sent in self.on_way:  # in the order in which they are done
-            inside = sent.gap.left < k
-            if not inside:
-                left.append(sent)
-                continue
-            must = stays > room or k == self.sequence.num_ops or sent.gap.right <= k
-            if sent.done <= self.compute or must:
+        for sent in self.on_way:
+            must = stays > room or at_end or sent.gap.right <= k
+            if sent.gap.left < k and (sent.done <= self.compute or must):
                 self.steps.append(("drop", sent.gap.value_id))
                 self.compute = max(self.compute, sent.done)
                 stays -= sent.gap.size
@@ -262,39 +274,38 @@ class _Placing:
                 left.append(sent)
         self.on_way = left
 
-    def _fetches(self, k: int, waiting: list[int]) -> list[int]:
-        """Those that are wanted now and for which there is room, and those that must be now."""
+    def _staying(self, k: int) -> int:
+        """Bytes that are still on the device in spite of their gap."""
+        return sum(sent.gap.size for sent in self.on_way if sent.gap.left < k)
+
+    def _fetches(self, k: int) -> None:
+        """What the next op reads, what is wanted by now and finds room, in the order of readers."""
         still: list[int] = []
-        num_ops = self.sequence.num_ops
         full = False
-        on_device = {s.gap.value_id for s in self.on_way}
-        stays = sum(s.gap.size for s in self.on_way if s.gap.left < k)
-        for j in waiting:
-            gap = self.chosen[j]
+        for at, j in enumerate(self.waiting):
+            gap = self.gaps[j]
             if gap.right > k:
-                early = not full and gap.left < k and int(self.wanted[j]) <= k
-                if early and gap.value_id not in on_device and gap.value_id in self.done:
-                    used = int(self.memory[k : gap.right].max()) + gap.size
-                    now = int(self.memory[k]) + stays + gap.size if k < num_ops else 0
-                    early = max(used, now) <= self.budget
-                    full = not early  # the order of the readers is kept
-                else:
-                    early = False
-                if not early:
+                if full or self.wanted[j] > k:  # the later ones are wanted later
+                    still += self.waiting[at:]
+                    break
+                if gap.left >= k or not self._gone(gap):
+                    still.append(j)
+                    continue
+                full = not self._has_room(gap, k)
+                if full:
                     still.append(j)
                     continue
                 self.memory[k : gap.right] += gap.size
             self.steps.append(("fetch", gap.value_id))
             begin = max(self.from_host, self.compute, self.done[gap.value_id])
-            self.from_host = begin + int(self.fetching[j])
-            self.arrived[gap.value_id] = self.from_host
-        return still
+            self.from_host = self.arrived[gap.value_id] = begin + int(self.fetching[j])
+        self.waiting = still
 
-    def _releases(self, k: int, last: dict[int, int]) -> None:
-        """Right behind the reader of the last fetch: it has arrived, so the lane need not wait.
-        Only where host memory is scarce: the bytes are held to the end of the step otherwise."""
-        if self.link.host_budget is None:
-            return
-        for gap in self.chosen:
-            if gap.right == k and last[gap.value_id] == k:
-                self.steps.append(("release", gap.value_id))
+    def _gone(self, gap: Gap) -> bool:
+        """Whether it was sent, and its device copy dropped."""
+        v = gap.value_id
+        return v in self.done and all(sent.gap.value_id != v for sent in self.on_way)
+
+    def _has_room(self, gap: Gap, k: int) -> bool:
+        most = max(int(self.memory[k : gap.right].max()), int(self.memory[k]) + self._staying(k))
+        return most + gap.size <= self.budget
