@@ -1,7 +1,8 @@
 """Transfers put into op sequences, and the search over both."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from support.random_transfers import random_link
 from rekindle.core import HostLink, Problem, Schedule, Status, keep_all, simulate
 from rekindle.core.generate import chain, random_problem, random_schedule, transformer
 from rekindle.solve import find_solver
-from rekindle.solve.base import run_solver
+from rekindle.solve.base import answer, run_solver
 from rekindle.solve.transfers import with_transfers
 from rekindle.solve.transfers.bound import relief, transfer_bound
 from rekindle.solve.transfers.fit import fit
@@ -125,6 +126,41 @@ def test_what_the_link_can_bring_back():
     assert relief(link, 301, 60) == 201
     assert relief(replace(link, serial=True), 300, 60) == 160  # in 80 ns, and back in 160
     assert relief(replace(link, host_budget=7), 300, 60) == 7
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Answers with keep-all, as one that is interrupted in its second solve."""
+
+    calls: list[int] = field(default_factory=list)
+
+    name: ClassVar[str] = "interrupted"
+    requires: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
+
+    def accepts(self, problem):
+        return None
+
+    def solve(self, problem, budget, *, time_limit_s, seed, warm_start=None):
+        self.calls.append(budget)
+        if len(self.calls) > 1:
+            raise KeyboardInterrupt
+        return answer(problem, budget, [keep_all(problem).ops], solver=self.name)
+
+
+def test_an_interrupt_gives_the_best_so_far():
+    problem = linked(transformer(4), 0.3)
+    budget = int(0.5 * simulate(problem, keep_all(problem)).peak)
+    alone, _ = solved(problem, budget, time_limit_s=0.5)
+    solver = Interrupted()
+    found = with_transfers(solver, problem, budget, alone, time_limit_s=60)
+    assert (found.stopped_by, len(solver.calls)) == ("interrupt", 2)
+    assert simulate(problem, found.schedule).peak <= budget
+    # Interrupted before: no further search.
+    told = replace(alone, stopped_by="interrupt")
+    found = with_transfers(solver, problem, budget, told, time_limit_s=60)
+    assert (found.stopped_by, len(solver.calls)) == ("interrupt", 2)
+    assert simulate(problem, found.schedule).cost <= simulate(problem, alone.schedule).cost
 
 
 def test_numbers_too_large_are_left_alone():

@@ -49,9 +49,10 @@ def with_transfers(
     search = _Search(solver, problem, budget, deadline, seed)
     search.begin(solution)
     least = least_cost(problem)
-    stopped_by = ""
+    # Who interrupted the first search wants an answer: what transfers do for it, and no more.
+    stopped_by = "interrupt" if solution.stopped_by == "interrupt" else ""
     try:
-        if search.best is None or search.cost > least:
+        if not stopped_by and (search.best is None or search.cost > least):
             search.larger_budgets()
             search.fewer_runs()
     except KeyboardInterrupt:  # the best so far is the answer
