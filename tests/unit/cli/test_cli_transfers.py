@@ -131,3 +131,6 @@ def test_the_peak_of_a_schedule_with_transfers_names_its_step(problem, capsys):
     assert code == 0
     assert f"{len(ops) + 3} steps" in out
     assert "first at step" in out
+    code, out, err = run(capsys, "report", "own.json", "s.json", "-o", "r.html")
+    assert (code, out) == (2, "")
+    assert "s.json moves values to the host, and reports know ops alone" in err

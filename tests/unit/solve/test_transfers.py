@@ -11,7 +11,7 @@ from support.random_transfers import random_link
 from rekindle.core import HostLink, Problem, Schedule, Status, keep_all, simulate
 from rekindle.core.generate import chain, random_problem, random_schedule, transformer
 from rekindle.solve import find_solver
-from rekindle.solve.base import answer, run_solver
+from rekindle.solve.base import answer, run_solver, trivial_floor
 from rekindle.solve.transfers import with_transfers
 from rekindle.solve.transfers.bound import relief, transfer_bound
 from rekindle.solve.transfers.fit import fit
@@ -126,6 +126,19 @@ def test_what_the_link_can_bring_back():
     assert relief(link, 301, 60) == 201
     assert relief(replace(link, serial=True), 300, 60) == 160  # in 80 ns, and back in 160
     assert relief(replace(link, host_budget=7), 300, 60) == 7
+
+
+def test_what_neither_way_can_do_is_said():
+    problem = linked(transformer(4), 1.0)
+    floor = trivial_floor(problem)
+    alone, found = solved(problem, floor - 1, time_limit_s=0.3)
+    assert (found.status, found.schedule) == (Status.INFEASIBLE, None)
+    assert found.message == alone.message
+    assert "proven" in found.message
+    no_room = replace(problem, transfers=replace(problem.transfers, host_budget=0))
+    alone, found = solved(no_room, floor, time_limit_s=0.3)
+    if alone.schedule is None:
+        assert found.message.endswith("with values moved to the host or without")
 
 
 @dataclass(frozen=True)

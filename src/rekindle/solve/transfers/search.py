@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from rekindle import _native
 from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulate
 from rekindle.errors import InvalidSchedule
-from rekindle.solve.base import Solver, run_solver
+from rekindle.solve.base import Solver, run_solver, trivial_floor
 from rekindle.solve.transfers.bound import least_cost, transfer_bound
 from rekindle.solve.transfers.fit import fit
 from rekindle.solve.transfers.gaps import sequence_of
@@ -61,7 +61,8 @@ def with_transfers(
         stopped_by = "time limit"
     # Recomputation's own bound and proof know no transfers.
     if search.best is None:
-        return _not_found(solution, solution.wall_s + time.monotonic() - start)
+        solution = replace(solution, wall_s=solution.wall_s + time.monotonic() - start)
+        return _not_found(problem, budget, solution)
     bound = least
     if stopped_by != "interrupt":
         left = start + time_limit_s - time.monotonic()
@@ -85,12 +86,13 @@ def with_transfers(
     return found
 
 
-def _not_found(solution: Solution, wall_s: float) -> Solution:
-    """Neither way met the budget. A proof about recomputation alone is none about both."""
-    if solution.status is not Status.INFEASIBLE:
-        return replace(solution, wall_s=wall_s)
+def _not_found(problem: Problem, budget: int, solution: Solution) -> Solution:
+    """Neither way met the budget. A proof about recomputation alone is none about both, but that
+    what one op reads and makes is more than the budget."""
+    if solution.status is not Status.INFEASIBLE or budget < trivial_floor(problem):
+        return solution
     message = "no schedule within the budget was found, with values moved to the host or without"
-    return replace(solution, message=message, bound=None, wall_s=wall_s)
+    return replace(solution, message=message, bound=None)
 
 
 def _too_large(problem: Problem) -> bool:
