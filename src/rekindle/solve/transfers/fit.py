@@ -3,8 +3,9 @@
 Choice. Gaps are added one by one until no op is above the budget: each time the gap that relieves
 most ops by most bytes for the time that it takes of the lanes. Only the ops count that lie between
 the end of its send and the start of its fetch, as the free time of both lanes stands (for fetches
-mirrored: the latest start that is still in time). Where none relieves anything so, the lanes are
-left out of account, and ops will wait. Then each gap goes that the others make needless.
+mirrored: the latest start that is still in time). Where none relieves anything so, ops will wait,
+and the gap that makes them wait least for its relief is taken. Then each gap goes that the others
+make needless.
 
 Placing. One walk over the ops with the clock of all lanes. A send stands right behind the op that
 makes the copy. A drop stands where the send is done, or earlier, waiting, where the next op would
@@ -24,6 +25,8 @@ from rekindle.core import HostLink, Schedule
 from rekindle.core.schedule import Step, schedule_of
 from rekindle.solve.transfers.gaps import Gap, Numbers, Sequence
 from rekindle.solve.transfers.lane import IdleTime, durations, queued
+
+WAIT_WEIGHT = 20  # how much a ns that ops wait counts for, in ns of lane time
 
 
 def fit(sequence: Sequence, budget: int) -> Schedule | None:
@@ -71,7 +74,7 @@ class _Choice:
                 full = self.excess - self._relief(self.left + 1, self.right)
                 if not (full > 0).any():
                     break
-                k = self._best(full, self.left + 1, self.right)
+                k = self._best(full, self.left + 1, self.right, self._waits(full))
                 if k is None:
                     return None
             order.append(k)
@@ -101,8 +104,24 @@ class _Choice:
         np.add.at(change, stop[real], -self.sizes[real])
         return np.cumsum(change)[:-1]
 
-    def _best(self, excess: Numbers, begin: Numbers, stop: Numbers) -> int | None:
-        """The gap with the most relief for the time that it takes of the lanes."""
+    def _waits(self, excess: Numbers) -> Numbers:
+        """How long ops would wait for each gap if it relieved all that is above the budget in it:
+        from the first such op on for the end of its send, behind the last one for its fetch."""
+        num_ops = self.sequence.num_ops
+        above = np.flatnonzero(excess > 0)
+        at = np.searchsorted(above, self.left + 1)
+        first = np.append(above, num_ops)[at]
+        last = np.append(above, -1)[np.searchsorted(above, self.right) - 1]
+        begins = self.sequence.begins
+        sending = np.maximum(self.sent_by - begins[first], 0)
+        fetching = np.maximum(begins[last + 1] - self.fetch_from, 0)
+        return np.where((first < self.right) & (last > self.left), sending + fetching, 0)
+
+    def _best(
+        self, excess: Numbers, begin: Numbers, stop: Numbers, waits: Numbers | None = None
+    ) -> int | None:
+        """The gap with the most relief for the time that it takes of the lanes, or that ops wait
+        for it: that is lost, and lane time only perhaps missing to another."""
         needy: Numbers = np.zeros(self.sequence.num_ops + 1, np.int64)
         np.cumsum(excess > 0, out=needy[1:])
         steps: Numbers = np.where(stop > begin, needy[np.maximum(begin, stop)] - needy[begin], 0)
@@ -110,7 +129,9 @@ class _Choice:
         if not steps.any():
             return None
         sent = np.isin(self.values, self.values[self.taken])
-        time = self.fetching + np.where(sent, 0, self.sending) + 1
+        time = (self.fetching + np.where(sent, 0, self.sending) + 1).astype(np.float64)
+        if waits is not None:
+            time = time / WAIT_WEIGHT + waits
         return int(np.argmax(steps / time * np.minimum(self.sizes, excess.max())))
 
     def _host_room(self) -> NDArray[np.bool_]:
@@ -137,7 +158,7 @@ class _Choice:
         """From which op on, and before which one, each gap relieves without any op waiting: of the
         taken ones as the lanes run, of any other if it were taken too."""
         begins, num_ops = self.sequence.begins, self.sequence.num_ops
-        done = self._send_ends()
+        done = self.sent_by = self._send_ends()
         begin = np.maximum(np.searchsorted(begins[:-1], done), self.left + 1)
         # Fetches run backwards in time are sends: ready at their reader, done as early as can be.
         late = self.horizon - self.wanted
@@ -148,7 +169,8 @@ class _Choice:
         back = idle.done(late, self.fetching)
         back[order] = ends
         # The fetch stands before the last op that begins by its start.
-        stop = np.searchsorted(begins, self.horizon - back, side="right") - 1
+        self.fetch_from = self.horizon - back
+        stop = np.searchsorted(begins, self.fetch_from, side="right") - 1
         return np.minimum(begin, num_ops), np.clip(stop, 0, self.right)
 
     def _send_ends(self) -> Numbers:

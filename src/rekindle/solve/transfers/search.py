@@ -24,6 +24,7 @@ from rekindle.solve.transfers.gaps import sequence_of
 
 # Shares of what the link carries while the forward runs: what else is tried lies around the best.
 FIRST_TRIALS = (1.0, 0.7, 1.4, 0.4)
+FOR_BUDGETS = 0.6  # of the time limit, at most
 FOR_BOUND = 0.15  # of the time limit: a proof is worth less than a better schedule
 LARGEST = 2**60  # of sums of sizes and of times; what is added up here stays below 2^63
 
@@ -53,7 +54,7 @@ def with_transfers(
     stopped_by = "interrupt" if solution.stopped_by == "interrupt" else ""
     try:
         if not stopped_by and (search.best is None or search.cost > least):
-            search.larger_budgets()
+            search.larger_budgets(start + FOR_BUDGETS * time_limit_s)
             search.fewer_runs()
     except KeyboardInterrupt:  # the best so far is the answer
         stopped_by = "interrupt"
@@ -129,21 +130,20 @@ class _Search:
 
     # ---- how much less to recompute
 
-    def larger_budgets(self) -> None:
+    def larger_budgets(self, until: float) -> None:
         """Solves for larger budgets, first around what the link can carry, then around the best."""
         largest = simulate(self.problem, keep_all(self.problem)).peak - self.budget
         carried = self._carried()
         seen: dict[int, int] = {}  # relief -> cost
         for trial, relief in enumerate(self._reliefs(seen, carried, largest)):
-            left = self.deadline - time.monotonic()
-            # A part of the time is for `fewer_runs`.
+            left = until - time.monotonic()
             if left < 0.02 or trial >= 10:
                 return
             solution = run_solver(
                 self.solver,
                 self.problem,
                 self.budget + relief,
-                time_limit_s=left / 6,
+                time_limit_s=left / 5,
                 seed=self.seed,
                 warm_start=self.plain,
             )
@@ -182,30 +182,37 @@ class _Search:
     # ---- which recomputations are not needed any more
 
     def fewer_runs(self) -> None:
-        """Takes runs out of the best one by one, while there is time."""
+        """Takes runs out of the best, and of recomputation alone: where memory is full long before
+        the link has carried much, a schedule for a larger budget makes ops wait."""
+        self._without_runs(self.ops)
+        if self.plain is not None:
+            self._without_runs(self.plain.ops)
+
+    def _without_runs(self, ops: tuple[int, ...]) -> None:
+        """One run after the other, the costly ones first, while that makes it cheaper."""
+        cost = self._fit(ops) if ops != self.ops else self.cost
         improved = True
         while improved:
             improved = False
-            for t in self._repeated():
+            for t in self._repeated(ops):
                 if time.monotonic() > self.deadline:
                     return
-                shorter = list(self.ops[:t] + self.ops[t + 1 :])
-                ops = tuple(_native.drop_dead_runs(self.problem.native, shorter))
-                before = self.cost
-                self._fit(ops)
-                if self.cost < before or self.ops == ops:
-                    improved = True
+                shorter = list(ops[:t] + ops[t + 1 :])
+                tried = tuple(_native.drop_dead_runs(self.problem.native, shorter))
+                found = self._fit(tried)
+                if found < cost:
+                    ops, cost, improved = tried, found, True
                     break
 
-    def _repeated(self) -> list[int]:
+    def _repeated(self, ops: tuple[int, ...]) -> list[int]:
         """Places of runs that follow one of the same op, the costly ones first."""
         ran: set[int] = set()
         found = []
-        for t, i in enumerate(self.ops):
+        for t, i in enumerate(ops):
             if i in ran:
                 found.append(t)
             ran.add(i)
-        return sorted(found, key=lambda t: -self.problem.ops[self.ops[t]].cost)
+        return sorted(found, key=lambda t: -self.problem.ops[ops[t]].cost)
 
     # ---- candidates
 
