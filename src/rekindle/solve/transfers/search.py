@@ -24,7 +24,7 @@ from rekindle.solve.transfers.gaps import sequence_of
 
 # Shares of what the link carries while the forward runs: what else is tried lies around the best.
 FIRST_TRIALS = (1.0, 0.7, 1.4, 0.4)
-FOR_BUDGETS = 0.6  # of the time limit, at most
+FOR_BUDGETS = 0.45  # of the time limit, at most
 FOR_BOUND = 0.15  # of the time limit: a proof is worth less than a better schedule
 LARGEST = 2**60  # of sums of sizes and of times; what is added up here stays below 2^63
 
