@@ -1,16 +1,19 @@
 // Problems come in as flat lists and are checked here, once: behind this file every id is in range
 // and every row complete, so that the core need not look. And the simulator.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "core/lanes.h"
 #include "core/problem.h"
 #include "core/simulate.h"
 
@@ -52,6 +55,37 @@ Rows rows_of(const FlatRows& flat, std::size_t num_ops, const std::vector<std::u
     return rows;
 }
 
+// What `simulate` takes of each transfer: its kind, the value, and the op it stands before.
+using FlatTransfers = std::vector<std::tuple<Transfer::Kind, Id, std::size_t>>;
+
+std::vector<Transfer> transfers_of(const FlatTransfers& flat) {
+    std::vector<Transfer> transfers;
+    transfers.reserve(flat.size());
+    for (const auto& [kind, value, before] : flat) transfers.push_back({kind, value, before});
+    return transfers;
+}
+
+void bind_link(nb::module_& m) {
+    nb::class_<HostLink>(m, "HostLink")
+        .def(
+            "__init__",
+            [](HostLink* self, std::int64_t to_host, std::int64_t from_host, std::int64_t latency,
+               std::int64_t least, std::optional<std::int64_t> host_budget, bool serial) {
+                if (to_host <= 0 || from_host <= 0 || latency < 0 || least < 0 ||
+                    host_budget.value_or(0) < 0)
+                    throw nb::value_error("a rate is above 0, and no other number is below 0");
+                new (self) HostLink{to_host, from_host, latency, least, host_budget, serial};
+            },
+            "to_host"_a, "from_host"_a, "latency"_a, "least"_a, "host_budget"_a = nb::none(),
+            "serial"_a = false);
+
+    nb::enum_<Transfer::Kind>(m, "TransferKind")
+        .value("send", Transfer::Kind::send)
+        .value("drop", Transfer::Kind::drop)
+        .value("fetch", Transfer::Kind::fetch)
+        .value("release", Transfer::Kind::release);
+}
+
 void bind_problem(nb::module_& m) {
     nb::class_<Problem>(m, "Problem")
         .def(
@@ -60,7 +94,7 @@ void bind_problem(nb::module_& m) {
                std::vector<std::int64_t> costs, std::vector<std::int64_t> workspaces,
                const std::vector<bool>& once, const FlatRows& inputs, const FlatRows& outputs,
                const FlatRows& inplace, const std::vector<Id>& targets, const std::vector<Id>& held,
-               Id loss) {
+               Id loss, std::optional<HostLink> link) {
                 // Built apart and moved in: nothing half-made stays behind an exception.
                 Problem p;
                 const std::size_t num_ops = costs.size();
@@ -85,11 +119,12 @@ void bind_problem(nb::module_& m) {
                 p.targets = without(targets, p.resident);
                 p.held = without(held, p.resident);
                 p.loss = loss;
+                p.link = link;
                 p.index();
                 new (self) Problem(std::move(p));
             },
             "sizes"_a, "resident"_a, "costs"_a, "workspaces"_a, "once"_a, "inputs"_a, "outputs"_a,
-            "inplace"_a, "targets"_a, "held"_a, "loss"_a,
+            "inplace"_a, "targets"_a, "held"_a, "loss"_a, "link"_a = nb::none(),
             "Rows are (all ids, where each row ends); inplace rows are input, output, input, "
             "output, ... Resident values are left out of inputs, targets and held.");
 }
@@ -100,7 +135,17 @@ void bind_simulation(nb::module_& m) {
         .value("no_such_op", Fault::no_such_op)
         .value("not_produced", Fault::not_produced)
         .value("once_broken", Fault::once_broken)
-        .value("output_missing", Fault::output_missing);
+        .value("output_missing", Fault::output_missing)
+        .value("misplaced", Fault::misplaced)
+        .value("no_link", Fault::no_link)
+        .value("not_movable", Fault::not_movable)
+        .value("not_on_device", Fault::not_on_device)
+        .value("on_host", Fault::on_host)
+        .value("not_sent", Fault::not_sent)
+        .value("not_on_host", Fault::not_on_host)
+        .value("not_dropped", Fault::not_dropped)
+        .value("not_read", Fault::not_read)
+        .value("host_budget", Fault::host_budget);
 
     nb::class_<Trace>(m, "Trace")
         .def_ro("fault", &Trace::fault)
@@ -112,6 +157,8 @@ void bind_simulation(nb::module_& m) {
         .def_ro("peak", &Trace::peak)
         .def_ro("peak_step", &Trace::peak_step)
         .def_ro("runs", &Trace::runs)
+        .def_ro("host_memory", &Trace::host_memory)
+        .def_ro("host_peak", &Trace::host_peak)
         .def_prop_ro("copies", [](const Trace& trace) {
             std::vector<std::tuple<Id, std::size_t, std::size_t>> rows;
             rows.reserve(trace.copies.size());
@@ -126,6 +173,27 @@ void bind_simulation(nb::module_& m) {
             return simulate(problem, schedule);
         },
         "problem"_a, "schedule"_a);
+    nb::class_<Lanes>(m, "Lanes")
+        .def_ro("start", &Lanes::start)
+        .def_ro("finish", &Lanes::finish)
+        .def_ro("compute", &Lanes::compute)
+        .def_ro("to_host", &Lanes::to_host)
+        .def_ro("from_host", &Lanes::from_host)
+        .def_ro("cost", &Lanes::cost)
+        .def_ro("too_late", &Lanes::too_late);
+    m.def(
+        "simulate_transfers",
+        [](const Problem& problem, const std::vector<Id>& schedule, const FlatTransfers& flat) {
+            nb::gil_scoped_release release;
+            const std::vector<Transfer> transfers = transfers_of(flat);
+            Trace trace = simulate(problem, schedule, transfers);
+            // The account of time trusts that every step finds what it wants.
+            std::optional<Lanes> lanes;
+            if (trace.valid() && problem.link) lanes = time_lanes(problem, schedule, transfers);
+            return std::make_tuple(std::move(trace), std::move(lanes));
+        },
+        "problem"_a, "schedule"_a, "transfers"_a,
+        "Transfers are (kind, value, the position of the op they stand before), in order.");
 
     m.def(
         "drop_dead_runs",
@@ -139,6 +207,7 @@ void bind_simulation(nb::module_& m) {
 }  // namespace
 
 void bind_core(nb::module_& m) {
+    bind_link(m);
     bind_problem(m);
     bind_simulation(m);
 }

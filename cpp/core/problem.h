@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,16 @@ struct Rows {
     }
 };
 
+// How values may be moved to host memory and back: rates in bytes per second, both above 0.
+struct HostLink {
+    std::int64_t to_host = 1;
+    std::int64_t from_host = 1;
+    std::int64_t latency = 0;  // ns that a transfer takes besides its bytes
+    std::int64_t least = 0;    // smaller values are never moved
+    std::optional<std::int64_t> host_budget;
+    bool serial = false;  // cost is a sum of times, not the end of the last lane
+};
+
 // Sizes and costs are below 2^62, and so are their sums (check_problem makes sure), so a memory of
 // two copies of everything and a workspace still fits 64 unsigned bits.
 struct Problem {
@@ -45,6 +56,7 @@ struct Problem {
     std::vector<Id> targets;              // non-resident values that must be there at the end
     std::vector<Id> held;                 // non-resident values held from the loss op on
     Id loss = -1;
+    std::optional<HostLink> link;  // none: every transfer is a fault
 
     Id num_ops() const { return static_cast<Id>(cost.size()); }
     Id num_values() const { return static_cast<Id>(size.size()); }

@@ -20,6 +20,7 @@ import pytest
 import torch
 from support.clocks import at_most_calls
 from support.mutations import mutated_bytes, mutated_text
+from support.random_transfers import random_transfer_problem, random_transfer_schedule
 from support.reference_simulator import simulate as reference
 from torch import nn
 
@@ -46,6 +47,7 @@ SENTENCE = 700  # characters
 SOURCES = (
     *(random_problem(seed, num_ops) for seed, num_ops in ((1, 4), (2, 8), (3, 12))),
     *(chain(5), transformer(1, batch=2, dropout=True)),
+    *(random_transfer_problem(random.Random(seed), 8) for seed in (1, 4)),
 )
 
 
@@ -122,7 +124,10 @@ def schedule_case(seed: int, folder: Path) -> bool:
     problem = chance.choice(SOURCES)
     (folder / "problem.json").write_text(json.dumps(problem_record(problem)))
     path = folder / "schedule.json"
-    path.write_bytes(changed(schedule_record(problem, keep_all(problem), "floor", 1), chance))
+    steps = keep_all(problem)
+    if problem.transfers is not None:
+        steps = random_transfer_schedule(problem, chance)
+    path.write_bytes(changed(schedule_record(problem, steps, "floor", 1), chance))
     schedule = understood(lambda: read_schedule(path, problem))
     if schedule is not None:
         understood(lambda: simulate(problem, schedule))

@@ -22,6 +22,15 @@ from rekindle.cli.arguments import (
 )
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.progress import show_progress
+from rekindle.cli.transfer_options import (
+    add_transfer_options,
+    improved,
+    solver_seconds,
+    step_name,
+    transfer_lines,
+    transfer_record,
+    with_link,
+)
 from rekindle.core import (
     Problem,
     Schedule,
@@ -71,6 +80,7 @@ def add_commands(commands: Any) -> None:
     solve.add_argument("--seed", type=seed, default=0, metavar="N", help=SEED_HELP)
     solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="write the schedule to")
     add_save_and_recompute(solve)
+    add_transfer_options(solve)
     solve.add_argument("--json", action="store_true", help=JSON_HELP)
     solve.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     solve.set_defaults(run=run_solve)
@@ -102,6 +112,7 @@ def add_commands(commands: Any) -> None:
     check.add_argument("problem", metavar="PROBLEM.json")
     check.add_argument("schedule", metavar="SCHEDULE.json")
     check.add_argument("--budget", metavar="B", help=BUDGET_HELP)
+    add_transfer_options(check)
     check.add_argument("--json", action="store_true", help=JSON_HELP)
     check.set_defaults(run=run_check)
 
@@ -171,7 +182,7 @@ def problem_of_record(record: Any, path: str) -> Problem:
 
 
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = with_link(read_problem(arguments.problem), arguments)
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
@@ -185,9 +196,10 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             problem,
             budget,
             constraints,
-            time_limit_s=arguments.time_limit,
+            time_limit_s=solver_seconds(problem, arguments),
             seed=arguments.seed,
         )
+        solution = improved(solver, problem, budget, solution, constraints, arguments)
     record = _solve_record(problem, budget, base, solution)
     if solution.schedule is not None:
         if arguments.output is not None:
@@ -244,6 +256,7 @@ def _solve_record(problem: Problem, budget: int, base: Trace, solution: Solution
         "wall_s": round(solution.wall_s, 6),  # of the solver alone, without reading files
         "stopped_by": solution.stopped_by,
         "notes": list(solution.notes),
+        **transfer_record(problem, solution.schedule, trace),
     }
 
 
@@ -285,6 +298,7 @@ def _solve_text(
             f"cost      {printing.cost(problem, record['cost'])} "
             f"({100 * record['overhead']:+.2f} %), {record['num_recomputed']} ops recomputed"
         )
+        lines += transfer_lines(problem, record)
         if record["bound"] is not None:
             bound = printing.cost(problem, record["bound"])
             lines.append(f"bound     {bound}: proven lower bound on the cost")
@@ -305,7 +319,7 @@ def _ended(solution: Solution) -> str:
 
 
 def run_check(arguments: argparse.Namespace) -> ExitCode:
-    problem = read_problem(arguments.problem)
+    problem = with_link(read_problem(arguments.problem), arguments)
     schedule = read_schedule(arguments.schedule, problem)
     base = simulate(problem, keep_all(problem))
     budget = None if arguments.budget is None else parse_budget(arguments.budget, base.peak)
@@ -339,6 +353,7 @@ def run_check(arguments: argparse.Namespace) -> ExitCode:
             "cost": trace.cost,
             "overhead": printing.overhead(trace.cost, base.cost),
             "num_recomputed": trace.num_recomputed,
+            **transfer_record(problem, schedule, trace),
         }
     if arguments.json:
         printing.print_json(record)
@@ -354,13 +369,14 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
     peak = record["peak"]
     where = ""
     if record["peak_step"] >= 0:  # -1: the schedule is empty
-        op = problem.ops[schedule.ops[record["peak_step"]]]
-        where = f", first at step {record['peak_step']} ({op.name!r})"
+        step = record["peak_step"]
+        where = f", first at step {step} ({step_name(problem, schedule, step)})"
     lines = [
         f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops recomputed",
         f"peak      {printing.size(problem, peak)} "
         f"({peak}, {percent_of(peak, record['keep_all_peak'])} of keep-all{where})",
         f"cost      {printing.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
+        *transfer_lines(problem, record),
     ]
     if record["budget"] is not None:
         verdict = "within" if record["within_budget"] else "over"

@@ -3,7 +3,7 @@
 No torch and no solver library in here.
 """
 
-from rekindle.core.budget import is_fraction, parse_budget
+from rekindle.core.budget import is_fraction, parse_budget, parse_rate
 from rekindle.core.check import check_problem, check_schedule
 from rekindle.core.files import (
     problem_hash,
@@ -12,13 +12,15 @@ from rekindle.core.files import (
     write_problem,
     write_schedule,
 )
-from rekindle.core.problem import Op, Phase, Problem, Value
-from rekindle.core.schedule import Schedule, keep_all
-from rekindle.core.simulate import Copy, Trace, copies, simulate
+from rekindle.core.problem import HostLink, Op, Phase, Problem, Value
+from rekindle.core.schedule import Schedule, Transfer, TransferKind, keep_all, schedule_of
+from rekindle.core.simulate import Copy, Lanes, Trace, copies, simulate
 from rekindle.core.solution import Solution, Status, gap_sentence
 
 __all__ = [
     "Copy",
+    "HostLink",
+    "Lanes",
     "Op",
     "Phase",
     "Problem",
@@ -26,6 +28,8 @@ __all__ = [
     "Solution",
     "Status",
     "Trace",
+    "Transfer",
+    "TransferKind",
     "Value",
     "check_problem",
     "check_schedule",
@@ -34,9 +38,11 @@ __all__ = [
     "is_fraction",
     "keep_all",
     "parse_budget",
+    "parse_rate",
     "problem_hash",
     "read_problem",
     "read_schedule",
+    "schedule_of",
     "simulate",
     "write_problem",
     "write_schedule",

@@ -22,21 +22,23 @@ UNITS = {
     "tib": 2**40,
 }
 _PATTERN = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]*)\s*")
-_LIMIT = 2**62
+_LIMIT = 2**62  # as of sizes: a budget above them all would only overflow
 
 
 def parse_budget(budget: int | float | str, keep_all_peak: int) -> int:
     """The budget in the problem's size unit; raises InvalidBudget with one sentence."""
-    if isinstance(budget, bool):
+    if isinstance(budget, bool):  # a subclass of int, and never meant as one byte
         raise _bad(budget)
     if isinstance(budget, int):
         return _whole(budget, budget)
     if isinstance(budget, float):
         if not math.isfinite(budget):
             raise _bad(budget)
+        # Of the decimal that was written: 0.1 is a tenth, not the float next to it.
         return _fraction(Fraction(str(budget)), budget, keep_all_peak)
     if not isinstance(budget, str):
         raise _bad(budget)
+    # Digits of other scripts match \d, and Python takes quadratic time over thousands of digits.
     match = _PATTERN.fullmatch(budget) if len(budget) <= 64 and budget.isascii() else None
     if match is None:
         raise _bad(budget)
@@ -48,6 +50,20 @@ def parse_budget(budget: int | float | str, keep_all_peak: int) -> int:
     if "." in number:
         return _fraction(Fraction(number), budget, keep_all_peak)
     return _whole(int(number), budget)
+
+
+def parse_rate(rate: int | str) -> int:
+    """Bytes per second: a whole number, or a size with a unit and "/s" behind it ("55GB/s")."""
+    size = rate.strip().removesuffix("/s") if isinstance(rate, str) else rate
+    if not isinstance(size, bool) and not is_fraction(size):
+        try:
+            return parse_budget(size, 0)
+        except InvalidBudget:
+            pass
+    raise InvalidBudget(
+        f"rate {brief(rate)!r} is not understood: give bytes per second as a whole number above 0, "
+        'or as a size with a unit, such as "55GB/s"'
+    )
 
 
 def is_fraction(budget: object) -> bool:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from rekindle.core.problem import Op, Problem
+from rekindle.core.problem import HostLink, Op, Problem
 from rekindle.core.schedule import Schedule
 from rekindle.core.simulate import run_native
 from rekindle.errors import InvalidProblem, brief
@@ -16,6 +16,7 @@ PHASES = (None, "forward", "loss", "backward")
 def check_problem(problem: Problem) -> None:
     """Raises InvalidProblem with one sentence that says what, where and what is expected."""
     num_values, num_ops = len(problem.values), len(problem.ops)
+    # Ids are checked before anything is looked up by them.
     for v, value in enumerate(problem.values):
         _number(value.size, f"the size of value {v}")
     _sum((value.size for value in problem.values), "sizes of all values")
@@ -49,6 +50,9 @@ def check_problem(problem: Problem) -> None:
             loss = i
     _sum((op.cost for op in problem.ops), "costs of all ops")
     _check_order(problem, producer, resident)
+    if problem.transfers is not None:
+        _check_link(problem.transfers)
+    # The caller keeps what the loss op reads: only of that there is a copy to hold.
     loss_inputs = set(problem.ops[loss].inputs) if loss is not None else set()
     for v in problem.held:
         if v not in loss_inputs:
@@ -65,6 +69,7 @@ def _check_op(op: Op, i: int, num_values: int, num_ops: int) -> None:
     _number(op.workspace, f"the workspace of op {i}")
     _ids(op.inputs, num_values, f"the inputs of op {i}")
     _ids(op.outputs, num_values, f"the outputs of op {i}")
+    # Simulation and liveness know an op by the copies it makes.
     if not op.outputs:
         _fail(f"op {i} has no outputs; an op has one or more")
     both = set(op.inputs).intersection(op.outputs)
@@ -93,6 +98,7 @@ def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None
             )
         if v in resident:
             _fail(f"the inplace pair [{v}, {out}] of op {i} overwrites a resident value")
+        # One storage serves both, and a storage has one size.
         if problem.values[v].size != problem.values[out].size:
             _fail(
                 f"the inplace pair [{v}, {out}] of op {i} has unequal sizes "
@@ -107,6 +113,7 @@ def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) 
         if by < 0 and v not in resident:
             _fail(f"value {v} is neither resident nor produced by an op; it must be one of them")
     for i, op in enumerate(problem.ops):
+        # The listed order is keep-all's, and every solver starts from it.
         for v in op.inputs:
             if producer[v] >= i:
                 _fail(
@@ -115,9 +122,19 @@ def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) 
                 )
 
 
-def _number(x: object, what: str) -> None:
-    if type(x) is not int or not 0 <= x < LIMIT:
-        _fail(f"{what} is {brief(x)}; expected a whole number from 0 to 2^62 - 1")
+def _check_link(link: HostLink) -> None:
+    _number(link.to_host, "transfers: to_host", least=1)
+    _number(link.from_host, "transfers: from_host", least=1)
+    _number(link.latency, "transfers: latency")
+    _number(link.least, "transfers: least")
+    if link.host_budget is not None:
+        _number(link.host_budget, "transfers: host_budget")
+
+
+def _number(x: object, what: str, least: int = 0) -> None:
+    # type(), not isinstance: True is an int, and no size.
+    if type(x) is not int or not least <= x < LIMIT:
+        _fail(f"{what} is {brief(x)}; expected a whole number from {least} to 2^62 - 1")
 
 
 def _ids(ids: Sequence[object], count: int, where: str) -> None:
@@ -130,6 +147,7 @@ def _ids(ids: Sequence[object], count: int, where: str) -> None:
 
 
 def _sum(numbers: Iterable[int], what: str) -> None:
+    # In whole numbers of any size; the native core adds up in 64 bits and relies on this.
     if sum(numbers) >= LIMIT:
         _fail(f"the sum of the {what} is 2^62 or more")
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle.core.check import check_problem, check_schedule
-from rekindle.core.problem import Op, Problem, Value
-from rekindle.core.schedule import Schedule
+from rekindle.core.problem import HostLink, Op, Problem, Value
+from rekindle.core.schedule import TRANSFER_KINDS, Schedule, Step, schedule_of
 from rekindle.errors import FileError, InvalidProblem, InvalidSchedule, RekindleError, brief
 
 PROBLEM_FORMAT = "rekindle.problem"
 SCHEDULE_FORMAT = "rekindle.schedule"
 VERSION = 1
+TRANSFERS_VERSION = 2  # of a schedule that moves values: its steps are ops and transfers
 
 # Which keys a record must and may have, and the types of each. type(), not isinstance: in JSON
 # true is not a number.
@@ -41,7 +42,11 @@ _PROBLEM_KEYS = _record_keys(
         "resident": list,
         "outputs": list,
     },
-    {"held": (list,)},
+    {"held": (list,), "transfers": (dict, _NULL)},
+)
+_LINK_KEYS = _record_keys(
+    {"to_host": int, "from_host": int, "latency": int, "least": int},
+    {"host_budget": (int, _NULL), "serial": (bool,)},
 )
 _VALUE_KEYS = _record_keys({"name": str, "size": int}, {})
 _OP_KEYS = _record_keys(
@@ -56,6 +61,10 @@ _OP_KEYS = _record_keys(
 )
 _SCHEDULE_KEYS = _record_keys(
     {"format": str, "version": int, "problem": str, "ops": list},
+    {"solver": (str,), "seed": (int,)},
+)
+_STEPS_KEYS = _record_keys(
+    {"format": str, "version": int, "problem": str, "steps": list},
     {"solver": (str,), "seed": (int,)},
 )
 
@@ -75,6 +84,22 @@ def problem_record(problem: Problem) -> dict[str, Any]:
     }
     if problem.held:
         record["held"] = list(problem.held)
+    if problem.transfers is not None:
+        record["transfers"] = _link_record(problem.transfers)
+    return record
+
+
+def _link_record(link: HostLink) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "to_host": link.to_host,
+        "from_host": link.from_host,
+        "latency": link.latency,
+        "least": link.least,
+    }
+    if link.host_budget is not None:
+        record["host_budget"] = link.host_budget
+    if link.serial:
+        record["serial"] = True
     return record
 
 
@@ -100,6 +125,8 @@ def _op_record(op: Op) -> dict[str, Any]:
 
 def problem_hash(problem: Problem) -> str:
     """sha256 of the canonical JSON: UTF-8, sorted keys, no spaces, defaults left out."""
+    # A schedule names its problem by this, so it must not change between releases: a field that is
+    # added later is left out where it has its default.
     text = json.dumps(
         problem_record(problem), sort_keys=True, separators=(",", ":"), ensure_ascii=False
     )
@@ -120,6 +147,7 @@ def problem_from_record(record: Any, where: str = "the problem") -> Problem:
             name=record["name"],
             cost_unit=record["cost_unit"],
             size_unit=record["size_unit"],
+            transfers=_link(record.get("transfers")),
         )
         check_problem(problem)
     except InvalidProblem as error:
@@ -130,6 +158,20 @@ def problem_from_record(record: Any, where: str = "the problem") -> Problem:
 def _value(item: Any, value_id: int) -> Value:
     _keys(item, _VALUE_KEYS, "value", value_id)
     return Value(item["name"], item["size"])
+
+
+def _link(item: Any) -> HostLink | None:
+    if item is None:
+        return None
+    _keys(item, _LINK_KEYS, "transfers")
+    return HostLink(
+        to_host=item["to_host"],
+        from_host=item["from_host"],
+        latency=item["latency"],
+        least=item["least"],
+        host_budget=item.get("host_budget"),
+        serial=item.get("serial", False),
+    )
 
 
 def _op(item: Any, op_id: int) -> Op:
@@ -154,29 +196,41 @@ def _op(item: Any, op_id: int) -> Op:
 def schedule_record(
     problem: Problem, schedule: Schedule, solver: str = "", seed: int = 0
 ) -> dict[str, Any]:
-    return {
+    """The schedule as JSON data, of version 1 where it has no transfers: every release reads it."""
+    moves = bool(schedule.transfers)
+    record: dict[str, Any] = {
         "format": SCHEDULE_FORMAT,
-        "version": VERSION,
+        "version": TRANSFERS_VERSION if moves else VERSION,
         "problem": problem_hash(problem),
         "solver": solver,
         "seed": seed,
-        "ops": list(schedule.ops),
     }
+    if moves:
+        record["steps"] = [s if isinstance(s, int) else list(s) for s in schedule.steps]
+    else:
+        record["ops"] = list(schedule.ops)
+    return record
 
 
 def schedule_from_record(record: Any, problem: Problem, where: str = "the schedule") -> Schedule:
     """The schedule, if it was made for this problem and names its ops. Validity is not checked."""
-    _kind(record, SCHEDULE_FORMAT, where)
+    found = _kind(record, SCHEDULE_FORMAT, where, (VERSION, TRANSFERS_VERSION))
+    moves = found == TRANSFERS_VERSION
     try:
-        _keys(record, _SCHEDULE_KEYS, where)
+        _keys(record, _STEPS_KEYS if moves else _SCHEDULE_KEYS, where)
     except InvalidProblem as error:
         raise InvalidSchedule(str(error)) from None
+    # Ids are positions: of another problem they would be other ops, and perhaps valid.
     if record["problem"] != problem_hash(problem):
         raise InvalidSchedule(
             f"{where} was made for another problem (its problem hash is "
             f"{record['problem'][:12]!r}, this problem's is {problem_hash(problem)[:12]!r}); "
             "solve this problem again"
         )
+    if moves:
+        steps = enumerate(record["steps"])
+        return schedule_of([_step(item, step, problem, where) for step, item in steps])
+    # Ids are checked here, where the file can be named; the rest is `check_schedule`'s.
     for step, op in enumerate(record["ops"]):
         if type(op) is not int or not 0 <= op < len(problem.ops):
             raise InvalidSchedule(
@@ -184,6 +238,29 @@ def schedule_from_record(record: Any, problem: Problem, where: str = "the schedu
                 f"{len(problem.ops) - 1}"
             )
     return Schedule(tuple(record["ops"]))
+
+
+def _step(item: Any, step: int, problem: Problem, where: str) -> Step:
+    """An op id, or a transfer as [kind, value id]."""
+    if type(item) is int and 0 <= item < len(problem.ops):
+        return item
+    if type(item) is not list:
+        raise InvalidSchedule(
+            f"{where}: step {step} is {_short(item)}; expected an op, 0 to {len(problem.ops) - 1}, "
+            "or a transfer, [kind, value]"
+        )
+    if len(item) != 2 or item[0] not in TRANSFER_KINDS:
+        raise InvalidSchedule(
+            f"{where}: step {step} is no transfer; expected [kind, value], the kind one of "
+            f"{', '.join(TRANSFER_KINDS)}"
+        )
+    kind, value_id = item
+    if type(value_id) is not int or not 0 <= value_id < len(problem.values):
+        raise InvalidSchedule(
+            f"{where}: step {step} moves value {_short(value_id)}, and the problem has values 0 to "
+            f"{len(problem.values) - 1}"
+        )
+    return kind, value_id
 
 
 def read_problem(path: str | os.PathLike[str]) -> Problem:
@@ -239,12 +316,13 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FileError(f"{path!r} is not a file name") from None
     try:
         record = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        # Only an escape can bring one into text that was decoded.
         if "\\ud" in text or "\\uD" in text:
             _no_surrogates(record)
         return record
     except RekindleError as error:
         raise FileError(f"{path}: {error}") from None
-    except RecursionError:
+    except RecursionError:  # not a ValueError, and no reason to end the process
         raise FileError(f"{path} is not understood: it is nested too deeply") from None
     except ValueError as error:
         raise FileError(f"{path} is not valid JSON: {error}") from None
@@ -269,7 +347,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
             temporary = Path(file.name)
             file.write(content)
             file.flush()
+            # Else a crash may leave the new name on an empty file.
             os.fsync(file.fileno())
+        # A temporary file is private; a written one has the rights of any other. The umask can only
+        # be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -283,6 +364,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Python keeps the last one in silence; which was meant cannot be known.
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
@@ -302,18 +384,22 @@ def _no_constant(name: str) -> NoReturn:
     _fail(f"{name} is not a number that JSON knows")
 
 
-def _kind(record: Any, expected: str, where: str) -> None:
+def _kind(record: Any, expected: str, where: str, versions: tuple[int, ...] = (VERSION,)) -> int:
+    """The version of a file of the expected format."""
     if type(record) is not dict:
         raise FileError(f"{where} is not a {expected} file: expected a JSON object")
     if record.get("format") != expected:
         raise FileError(
             f"{where} has format {brief(record.get('format'))!r}; expected {expected!r}"
         )
-    if type(record.get("version")) is not int or record["version"] != VERSION:
+    found = record.get("version")
+    if type(found) is not int or found not in versions:
+        known = " and ".join(str(v) for v in versions)
         raise FileError(
-            f"{where} has version {brief(record.get('version'))}; this release reads version "
-            f"{VERSION}"
+            f"{where} has version {brief(found)}; this release reads "
+            f"version{'s' if len(versions) > 1 else ''} {known}"
         )
+    return found
 
 
 def _keys(record: Any, keys: _Keys, where: str, position: int | None = None) -> None:

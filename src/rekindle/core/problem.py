@@ -39,6 +39,18 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """How values may be moved to host memory and back. Costs are nanoseconds where it is given."""
+
+    to_host: int  # bytes per second
+    from_host: int
+    latency: int  # ns that a transfer takes besides its bytes
+    least: int  # smaller values are never moved
+    host_budget: int | None = None  # bytes in host memory; None: no bound
+    serial: bool = False  # the cost is a sum of times, not the end of the last lane
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
@@ -48,6 +60,7 @@ class Problem:
     name: str = ""
     cost_unit: str = "ns"
     size_unit: str = "bytes"
+    transfers: HostLink | None = None  # None: nothing can be moved
     # Derived on first use and kept: they follow from the fields above.
     _handle: _native.Problem | None = field(default=None, init=False, repr=False, compare=False)
     _producer: tuple[int, ...] | None = field(default=None, init=False, repr=False, compare=False)
@@ -76,6 +89,7 @@ class Problem:
         if self._handle is None:
             ops = self.ops
             loss = self.loss_op
+            link = self.transfers
             native = _native.Problem(
                 sizes=[v.size for v in self.values],
                 resident=self.resident,
@@ -88,6 +102,16 @@ class Problem:
                 targets=self.outputs,
                 held=self.held,
                 loss=-1 if loss is None else loss,
+                link=None
+                if link is None
+                else _native.HostLink(
+                    to_host=link.to_host,
+                    from_host=link.from_host,
+                    latency=link.latency,
+                    least=link.least,
+                    host_budget=link.host_budget,
+                    serial=link.serial,
+                ),
             )
             object.__setattr__(self, "_handle", native)
         assert self._handle is not None

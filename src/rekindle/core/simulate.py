@@ -5,14 +5,33 @@ before the value is made again; the last copy of an output and the held copy of 
 to the end; a copy that is never used lives during its own step. Memory at a step is the sizes of
 all copies alive at it, plus the op's workspace, minus each in-place output whose paired input's
 copy has its last use there. The work is done in C++ (`cpp/core/simulate.cpp`).
+
+Of transfers: a fetched copy is a copy like any other, a sent copy lives to its drop, and host
+memory counts a value from its send to its release. Memory never depends on how long anything takes.
+Time runs on three lanes (`cpp/core/lanes.cpp`): ops one after the other, sends, and fetches. A
+transfer begins when its lane is free and the steps that stand before it are done; the cost is the
+time at which the last lane ends.
 """
 
 from dataclasses import dataclass
 
 from rekindle import _native
+from rekindle.core.faults import fault_sentence, no_such_step
 from rekindle.core.problem import Problem
-from rekindle.core.schedule import Schedule
-from rekindle.errors import InvalidSchedule, brief
+from rekindle.core.schedule import TRANSFER_KINDS, Schedule
+from rekindle.errors import InvalidSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """When each step begins and ends, in ns from the start: ops and drops on the compute lane,
+    sends and releases on the one to the host, fetches on the one from the host."""
+
+    start: tuple[int, ...]  # per step; of a drop or a release, when the waiting begins
+    finish: tuple[int, ...]  # per step
+    compute: int  # when the lane ends
+    to_host: int
+    from_host: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +41,10 @@ class Trace:
     peak_step: int  # the first step at the peak; -1 for an empty schedule
     cost: int
     runs: tuple[int, ...]  # per op: how often it runs
+    # Of a schedule with transfers; any other has nothing on the host and one lane.
+    host_memory: tuple[int, ...] = ()  # per step
+    host_peak: int = 0
+    lanes: Lanes | None = None
 
     @property
     def num_recomputed(self) -> int:
@@ -40,26 +63,44 @@ class Copy:
 
 def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     """The native trace of a valid schedule; raises InvalidSchedule for any other."""
+    if schedule.transfers:
+        return _run_with_transfers(problem, schedule)[0]
     native = problem.native
     try:
         trace = _native.simulate(native, list(schedule.ops))
     except TypeError:
-        # What is no 32-bit whole number does not reach the native core.
-        step, bad = next(
-            (step, op)
-            for step, op in enumerate(schedule.ops)
-            if type(op) is not int or not 0 <= op < len(problem.ops)
-        )
-        raise InvalidSchedule(
-            f"step {step} names op {brief(bad)}, and the problem has ops 0 to "
-            f"{len(problem.ops) - 1}"
-        ) from None
+        raise InvalidSchedule(no_such_step(problem, schedule)) from None
     if trace.fault != _native.Fault.none:
-        raise InvalidSchedule(_sentence(problem, trace))
+        raise InvalidSchedule(fault_sentence(problem, schedule, trace))
     return trace
 
 
+_KINDS = {kind: getattr(_native.TransferKind, kind) for kind in TRANSFER_KINDS}
+
+
+def _run_with_transfers(
+    problem: Problem, schedule: Schedule
+) -> tuple[_native.Trace, _native.Lanes]:
+    native = problem.native
+    try:
+        transfers = [(_KINDS[t.kind], t.value_id, t.before) for t in schedule.transfers]
+        trace, lanes = _native.simulate_transfers(native, list(schedule.ops), transfers)
+    except (TypeError, KeyError):
+        raise InvalidSchedule(no_such_step(problem, schedule)) from None
+    if trace.fault != _native.Fault.none:
+        raise InvalidSchedule(fault_sentence(problem, schedule, trace))
+    assert lanes is not None  # a problem without a link has no valid transfers
+    if lanes.too_late is not None:
+        raise InvalidSchedule(
+            f"step {lanes.too_late} ends 2^62 ns or more after the start; all times of a schedule "
+            "with transfers must stay below"
+        )
+    return trace, lanes
+
+
 def simulate(problem: Problem, schedule: Schedule) -> Trace:
+    if schedule.transfers:
+        return _simulate_transfers(problem, schedule)
     trace = run_native(problem, schedule)
     runs = tuple(trace.runs)
     # Summed here, in whole numbers of any size: many runs may go beyond 64 bits.
@@ -73,33 +114,26 @@ def simulate(problem: Problem, schedule: Schedule) -> Trace:
     )
 
 
+def _simulate_transfers(problem: Problem, schedule: Schedule) -> Trace:
+    trace, lanes = _run_with_transfers(problem, schedule)
+    return Trace(
+        memory=tuple(trace.memory),
+        peak=trace.peak,
+        peak_step=trace.peak_step,
+        cost=lanes.cost,
+        runs=tuple(trace.runs),
+        host_memory=tuple(trace.host_memory),
+        host_peak=trace.host_peak,
+        lanes=Lanes(
+            start=tuple(lanes.start),
+            finish=tuple(lanes.finish),
+            compute=lanes.compute,
+            to_host=lanes.to_host,
+            from_host=lanes.from_host,
+        ),
+    )
+
+
 def copies(problem: Problem, schedule: Schedule) -> tuple[Copy, ...]:
     """Every copy that a valid schedule makes, in the order it makes them."""
     return tuple(Copy(*row) for row in run_native(problem, schedule).copies)
-
-
-def _sentence(problem: Problem, trace: _native.Trace) -> str:
-    def op_name(op_id: int) -> str:
-        return f"op {op_id} ({brief(problem.ops[op_id].name, 80)!r})"
-
-    def value_name(value_id: int) -> str:
-        return f"value {value_id} ({brief(problem.values[value_id].name, 80)!r})"
-
-    match trace.fault:
-        case _native.Fault.no_such_op:
-            return (
-                f"step {trace.step} names op {trace.op}, and the problem has ops 0 to "
-                f"{len(problem.ops) - 1}"
-            )
-        case _native.Fault.not_produced:
-            return (
-                f"step {trace.step} runs {op_name(trace.op)}, which reads "
-                f"{value_name(trace.value)} before any step has produced it"
-            )
-        case _native.Fault.once_broken:
-            return (
-                f"{op_name(trace.op)} must stand exactly once in the schedule and stands "
-                f"{trace.times} times"
-            )
-        case _:
-            return f"output {value_name(trace.value)} is never produced by the schedule"

@@ -29,6 +29,7 @@ def gap_sentence(cost: int, bound: int | None) -> str:
         return "optimality gap unknown"
     if cost <= bound:
         return "proven optimal"
+    # Near the bound one number says all; far from it, that the bound may be what is weak.
     if bound > 0 and cost <= 1.05 * bound:
         return f"within {_percent(cost / bound - 1)} of optimal"
     return f"optimality gap at most {_percent(1 - bound / cost)}"

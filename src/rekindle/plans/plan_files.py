@@ -88,6 +88,10 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
     costs = _costs(data["costs"], where)
     problem = problem_from_record(data["problem"], f"{where}: problem")
     schedule = schedule_from_record(data["schedule"], problem, f"{where}: schedule")
+    if schedule.transfers:  # the code that a plan becomes runs ops alone
+        raise FileError(
+            f"{where}: the schedule moves values to the host; this release runs no such plan"
+        )
     options = {name: data[name] for name in _OPTIONS}
     options |= {name: tuple(data[name]) for name in ("save", "recompute")}
     plan = PlanRecord(  # refuses a schedule that cannot be executed

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.core import Schedule, Status, gap_sentence, keep_all, simulate
+from rekindle.core import (
+    HostLink,
+    Schedule,
+    Status,
+    gap_sentence,
+    keep_all,
+    schedule_of,
+    simulate,
+)
 from rekindle.core.generate import chain
-from rekindle.errors import InvalidSchedule
+from rekindle.errors import FileError, InvalidSchedule
 from rekindle.plans.options import Options
 from rekindle.plans.plan_account import account_of
 from rekindle.plans.plan_files import plan_from_json, plan_to_json, read_plan, write_plan
@@ -55,6 +63,17 @@ def test_a_file_written_before_is_read_and_written_the_same(tmp_path: Path) -> N
         "seed": "3",
         "recomputed by request": "1.1",
     }
+
+
+def test_a_plan_that_moves_values_is_refused() -> None:
+    """The code that a plan becomes runs ops alone: it must not pass for what the file says."""
+    link = HostLink(10**9, 10**9, 0, 1)
+    problem = dataclasses.replace(chain(6), transfers=link)
+    first = problem.ops[0].outputs[0]
+    moved = (0, ("send", first), ("drop", first), ("fetch", first), *range(1, len(problem.ops)))
+    record = dataclasses.replace(record_of(), problem=problem, schedule=schedule_of(moved))
+    with pytest.raises(FileError, match="moves values to the host; this release runs no such"):
+        plan_from_json(plan_to_json(record), "plan.json")
 
 
 def test_a_file_without_the_keys_that_may_be_missing() -> None:
