@@ -33,7 +33,7 @@ import highspy
 import numpy as np
 
 from rekindle.core import Problem, Schedule, keep_all, read_problem, simulate
-from rekindle.core.files import write_json
+from rekindle.core.disk import write_json
 from rekindle.solve import find_solver, run_solver
 
 HERE = Path(__file__).resolve().parent

@@ -23,7 +23,7 @@ from typing import Any
 from table import load
 
 from rekindle.core import keep_all, simulate
-from rekindle.core.files import write_json
+from rekindle.core.disk import write_json
 from rekindle.solve import run_solver
 from rekindle.solve.auto.auto import Auto
 

@@ -17,7 +17,7 @@ from torch import nn
 from rekindle.capture import JointGraph, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
-from rekindle.core.files import own_version
+from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import Options
 from rekindle.plans.plan_record import (

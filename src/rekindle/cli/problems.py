@@ -45,7 +45,8 @@ from rekindle.core import (
     simulate,
     write_schedule,
 )
-from rekindle.core.files import problem_from_record, read_json
+from rekindle.core.disk import read_json
+from rekindle.core.files import problem_from_record
 from rekindle.errors import InvalidSchedule
 from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict

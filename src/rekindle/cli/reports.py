@@ -21,13 +21,8 @@ from rekindle.cli.arguments import (
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.progress import show_progress
 from rekindle.core import keep_all, parse_budget, simulate
-from rekindle.core.files import (
-    problem_from_record,
-    read_json,
-    schedule_from_record,
-    write_bytes,
-    write_json,
-)
+from rekindle.core.disk import read_json, write_bytes, write_json
+from rekindle.core.files import problem_from_record, schedule_from_record
 from rekindle.errors import RekindleError
 from rekindle.plans.plan_account import (
     CURVE_LIMIT_S,

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.core import Status
+from rekindle.core.disk import read_json, write_json
 from rekindle.core.files import (
     problem_from_record,
     problem_record,
-    read_json,
     schedule_from_record,
     schedule_record,
-    write_json,
 )
 from rekindle.errors import FileError, brief
 from rekindle.plans.options import Options

@@ -5,7 +5,7 @@ kernels), named by the hash of its record and opened by that record. Lines are J
 checksum, only ever appended: a reader takes what is whole and passes over the rest, so a killed
 writer costs at most its own line, and concurrent writers cost nothing. Never a pickle.
 
-Where: the folder `profile` of `core.files.cache_home`. A place that cannot be written is no error:
+Where: the folder `profile` of `core.disk.cache_home`. A place that cannot be written is no error:
 measurements are then not kept.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from rekindle.core.files import cache_home
+from rekindle.core.disk import cache_home
 from rekindle.plans.plan_record import Source
 from rekindle.profile.base import OpProfile
 from rekindle.profile.block_sizes import expandable_segments

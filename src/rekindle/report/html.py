@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from rekindle.core.files import write_text
+from rekindle.core.disk import write_text
 from rekindle.report import format
 from rekindle.report.account import KINDS, Account, Step
 from rekindle.report.module_paths import shown

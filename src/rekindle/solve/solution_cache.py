@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.core import Problem, Schedule, Solution, Status, problem_hash, simulate
-from rekindle.core.files import cache_home, own_version, read_json, write_json
+from rekindle.core.disk import cache_home, own_version, read_json, write_json
 from rekindle.errors import RekindleError
 from rekindle.solve.base import Solver
 

@@ -11,7 +11,8 @@ import pytest
 
 from rekindle.cli import main
 from rekindle.core import Problem, keep_all, read_schedule, simulate, write_problem
-from rekindle.core.files import problem_record, schedule_record, write_json
+from rekindle.core.disk import write_json
+from rekindle.core.files import problem_record, schedule_record
 from rekindle.core.generate import chain
 from rekindle.solve import SOLVERS
 

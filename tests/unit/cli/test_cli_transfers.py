@@ -16,7 +16,7 @@ from rekindle.core import (
     write_problem,
     write_schedule,
 )
-from rekindle.core.files import read_json
+from rekindle.core.disk import read_json
 from rekindle.core.generate import chain, transformer
 
 RATES = ("--to-host", "40GB/s", "--from-host", "30GB/s", "--host-budget", "64GiB")

@@ -18,7 +18,8 @@ from rekindle.core import (
     write_problem,
     write_schedule,
 )
-from rekindle.core.files import problem_from_record, problem_record, read_json, write_json
+from rekindle.core.disk import read_json, write_json
+from rekindle.core.files import problem_from_record, problem_record
 from rekindle.core.generate import chain, random_problem, transformer, unet
 from rekindle.errors import FileError, InvalidProblem, InvalidSchedule
 

@@ -26,7 +26,8 @@ from rekindle.core import (
     write_problem,
     write_schedule,
 )
-from rekindle.core.files import problem_from_record, problem_record, read_json, write_json
+from rekindle.core.disk import read_json, write_json
+from rekindle.core.files import problem_from_record, problem_record
 from rekindle.errors import FileError, InvalidBudget, InvalidProblem, InvalidSchedule
 
 # 100 bytes take 100 ns and 10 of latency to the host, and 50 and 10 back.
