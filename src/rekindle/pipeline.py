@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.capture import JointGraph, Tangent, capture
+from rekindle.capture import Follower, JointGraph, Names, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.pytrees import named_tensors
 from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.frontend import Call, Reading, read
 from rekindle.plans.options import Options
 from rekindle.plans.plan_record import (
     PlanRecord,
@@ -34,7 +36,7 @@ from rekindle.program import Program, analyse
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import captured_call
+from rekindle.runtime.managed_module import plain_forward
 from rekindle.solving import choose
 
 
@@ -45,6 +47,7 @@ class Captured:
     program: Program
     profile: Profile
     late_runner: LateRunner
+    reading: Reading | None  # of the call that was captured, until a module runs the plan
     options: Options  # all of them; the record has only those that a plan file keeps
     device_budget: DeviceBudget | None = None  # how `device_budget=` was divided
     kept: bool = False  # the schedule is from the cache of solutions
@@ -65,14 +68,14 @@ def plan_call(
     there is one. A fractional budget is a fraction of this call's own keep-all peak, but at least
     the budget of the first plan: gradients are a larger share of a smaller batch's peak, so the
     fraction alone could be infeasible where the first budget is enough."""
-    joint = captured(options, model, args, kwargs)
+    joint, reading = captured(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    return plan_joint(options, joint, type(model).__name__, given, at_least)
+    return plan_joint(options, joint, type(model).__name__, given, at_least, reading)
 
 
 def plan_again(
@@ -94,6 +97,7 @@ def plan_joint(
     name: str,
     given: DeviceBudget | None = None,
     at_least: int = 0,
+    reading: Reading | None = None,
 ) -> tuple[PlanRecord, Captured]:
     """The stages from the captured graph on. `given` is the device budget, resolved."""
     with collector_at_rest():
@@ -105,7 +109,7 @@ def plan_joint(
         solution, kept = choose(options, predictor, budget)
         record = _record(options, program, profile, problem, solution, budget)
     runner = _late_runner(options, program, problem, record.schedule)
-    return record, Captured(program, profile, runner, options, given, kept)
+    return record, Captured(program, profile, runner, reading, options, given, kept)
 
 
 def capture_for(
@@ -128,12 +132,12 @@ def capture_for(
             f"the plan was made for {made.device} and the model is on {', '.join(sorted(where))}; "
             "move the model or make a new plan"
         )
-    joint = captured(options, model, args, kwargs)
+    joint, reading = captured(options, model, args, kwargs)
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, problem, record.schedule)
-    return Captured(program, profile, runner, options)
+    return Captured(program, profile, runner, reading, options)
 
 
 def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None:
@@ -164,16 +168,24 @@ def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None
 
 def recorded(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> JointGraph:
+) -> tuple[JointGraph, Reading]:
     """The graph as eager runs it, before any rewrite."""
-    return capture(model, args, kwargs, call=captured_call(options.loss_fn))
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
+    args, kwargs = tuple(args), dict(kwargs)
+    with collector_at_rest():
+        follower = Follower(Names(model, named_tensors((args, kwargs), "args")))
+        call = Call(plain_forward(model), args, kwargs, options.loss_fn)
+        reading, follower.losses = read(call, follower.ask)
+        return capture(follower, reading.graph, [i.value for i in reading.inputs]), reading
 
 
 def captured(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> JointGraph:
+) -> tuple[JointGraph, Reading]:
     """The graph that a plan is made for: as eager runs it, then rewritten."""
-    return rewrite(recorded(options, model, args, kwargs), fuse=options.fuse)
+    joint, reading = recorded(options, model, args, kwargs)
+    return rewrite(joint, fuse=options.fuse), reading
 
 
 def with_backward(

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from rekindle.capture import JointGraph
+from rekindle.frontend import Reading
 from rekindle.core import Problem, Schedule, Status
 from rekindle.errors import PlanMismatch, RekindleError
-from rekindle.pipeline import Captured, capture_for, plan_again, plan_call, recorded
+from rekindle.pipeline import Captured, capture_for, plan_again, plan_call
 from rekindle.plans.options import DEFAULTS, OnMiss, Options
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
@@ -194,6 +195,11 @@ class Plan:
     def profile(self) -> Profile:
         """Cost, workspace and output sizes of each op, and how they were obtained."""
         return self._captured().profile
+
+    @property
+    def reading(self) -> Reading | None:
+        """How the captured call was read: its guards, and what it does to Python objects."""
+        return self._captured().reading
 
     @property
     def late_runner(self) -> LateRunner:
@@ -390,12 +396,11 @@ def manage_plan(
         options.on_miss,
         planner or functools.partial(make_plan, options),
         functools.partial(_plan_again, options),
-        functools.partial(recorded, options),
         options.loss_fn,
         max_plans,
     )
     if first is not None:
-        manager.add(model, first, args, kwargs or {})
+        manager.add(first, args, kwargs or {})
     return manage(model, manager, inplace)
 
 

@@ -18,6 +18,15 @@ def autocast_state() -> tuple[Any, ...]:
     )
 
 
+def set_autocast(state: tuple[Any, ...]) -> None:
+    """Autocast as `autocast_state` has told it."""
+    wanted = dict(state)
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, device in wanted)
+        if device in wanted:
+            torch.set_autocast_dtype(device, wanted[device])
+
+
 @contextlib.contextmanager
 def autocast_as(state: tuple[Any, ...]) -> Iterator[None]:
     """Autocast as `autocast_state` has told it; what it cached inside is gone afterwards."""

@@ -1,42 +1,26 @@
-"""model + sample -> `JointGraph`: every op of one forward and backward, as eager runs it.
+"""A call that was read -> `JointGraph`: every op of one forward and backward, as eager runs it.
 
-The model's own `forward` runs once on tensors without data, under the autograd engine, and a
-recorder below autograd writes down each op (see `record`). Nothing is decomposed, functionalized
-or compiled, and the model is not told that it is being compiled: the kernels, their order and the
-in-place ops are eager's own. Where the model's code cannot run so, Dynamo reads it (see `dynamo`).
-The model is left as it was: parameters, buffers, plain attributes, random streams (see `state`).
+The graph of torch calls that the front door found runs once on tensors without data, under the
+autograd engine, and a recorder below autograd writes down each op (see `recorder`). Nothing is
+decomposed, functionalized or compiled: the kernels, their order and the in-place ops are eager's
+own.
 """
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from rekindle.capture import cudnn_rnn
-from rekindle.capture.autocast import autocast_as, autocast_state
-from rekindle.capture.dynamo_route import run_read
-from rekindle.capture.eager_check import difference, explained, run_eagerly
-from rekindle.capture.fake_tensors import fake_tensors_answer, libraries_see_real_tensors
+from rekindle.capture.autocast import autocast_as
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
-from rekindle.capture.module_state import fill_tables, left_as_it_was, module_paths, settle
 from rekindle.capture.node_facts import Source, facts
-from rekindle.capture.pytrees import Structure, split
-from rekindle.capture.recorder import Recorder, Scalar, Unseen
-from rekindle.capture.sample import Sample, placeholders
+from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
-from rekindle.torch_compat import (
-    is_overload,
-    new_fake_mode,
-    outside_modes,
-    pytree,
-    recurrent_layers_call,
-    run_saved_regions_plainly,
-    storage_key,
-)
+from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +57,9 @@ class JointGraph:
 
     nodes: tuple[fx.Node, ...]  # placeholders and calls, in eager's order
     device: torch.device
-    parameters: tuple[str, ...]  # names, as `sources` of kind "parameter" count them
-    buffers: tuple[str, ...]
-    inputs: tuple[str, ...]
+    entries: tuple[fx.Node | None, ...]  # placeholders, as the call's graph counts its inputs
     constants: tuple[torch.Tensor, ...]
-    outputs: tuple[fx.Node, ...]  # the distinct output tensors
-    output_structure: Structure  # of a pair: what forward returns, and the list of `attributes`
-    attributes: tuple[tuple[str, str], ...]  # module paths and names that forward sets to tensors
+    outputs: tuple[fx.Node, ...]  # as the call's graph counts them
     differentiable: tuple[bool, ...]  # per output: whether eager would give it a grad_fn
     tangents: tuple[Tangent, ...]  # the outputs whose gradient is assumed to arrive
     autocast: tuple[Any, ...]  # what is on while the backward runs
@@ -131,8 +111,6 @@ class JointGraph:
             tuple(calls),
             tuple([(t.shape, t.dtype) for t in self.constants]),
             tuple([number[n] for n in self.outputs]),
-            self.output_structure.key,
-            self.attributes,
             tuple([(number[a], number[b]) for a, b in self.gradients]),
             tuple([(str(s.target), repr(s.value), s.num_before) for s in self.scalars]),
         )
@@ -146,147 +124,54 @@ class JointGraph:
             return _with_backward(replace(self.recorded, autocast=autocast), tuple(tangents))
 
 
-def capture(
-    model: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    call: Callable[..., Any] | None = None,
-) -> JointGraph:
-    """The joint graph of `model.forward(*args, **kwargs)`, or of `call(model, *args, **kwargs)`.
+def capture(follower: Follower, graph: fx.GraphModule, inputs: Sequence[Any]) -> JointGraph:
+    """The joint graph of a call that was read, on inputs like these.
 
     Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
     there is one (an output called so, or a scalar), else for every output that requires grad;
     `JointGraph.with_tangents` records the backward of another choice.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     with collector_at_rest():
-        return _captured(Sample(model, tuple(args), dict(kwargs or {}), call or _forward))
+        placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        reals = dict(zip(placeholders, inputs, strict=True))
+        follower.follow(graph.graph, dict(graph.named_children()) | vars(graph), reals.__getitem__)
+        joint = _joint(follower, graph.graph, placeholders)
+        if not follower.with_gradients:
+            return joint
+        if not joint.session.leaves or not any(joint.differentiable):
+            raise NothingToPlan(
+                "nothing requires grad: no parameter or input that an output depends on has "
+                "requires_grad=True; for inference call this under torch.no_grad()"
+            )
+        losses = [follower.values[n] for n in follower.losses if n in follower.values]
+        return joint.with_tangents(_default_tangents(losses, joint.session.outputs))
 
 
-def _captured(sample: Sample) -> JointGraph:
-    traced = _traced(sample)
-    joint = _joint(sample, traced)
-    if not torch.is_grad_enabled():
-        return joint
-    if not joint.session.leaves or not any(joint.differentiable):
-        raise NothingToPlan(
-            "nothing requires grad: no parameter or input that an output depends on has "
-            "requires_grad=True; for inference call this under torch.no_grad()"
-        )
-    return joint.with_tangents(_default_tangents(traced.out, joint.session.outputs))
-
-
-def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return model.forward(*args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    """A forward that was recorded."""
-
-    recorder: Recorder
-    leaves: tuple[torch.Tensor, ...]
-    out: Any
-    attributes: dict[tuple[str, str], torch.Tensor]
-
-
-def _traced(sample: Sample) -> _Traced:
-    """The forward by the direct route, or by reading the model's code where it fails."""
-    try:
-        return _trace(sample, read=False)
-    except Unseen as error:
-        direct: Exception = error
-    except CaptureError:
-        raise  # the recorder saw it all and refuses
-    except Exception as error:
-        direct = error
-    refusal = explained(direct)
-    try:
-        eager = run_eagerly(sample)  # an error of the model itself comes from here
-    except torch.OutOfMemoryError:
-        raise CaptureError(refusal) from direct
-    try:
-        traced = _trace(sample, read=True)
-    except Exception as error:
-        second = " ".join(str(error).split())[:200]
-        raise CaptureError(f"{refusal} (reading its code does not help: {second})") from direct
-    why = difference(eager, sample, traced.recorder, traced.out, traced.attributes)
-    if why is not None:
-        raise CaptureError(f"{refusal} (read from its code, {why})") from direct
-    return traced
-
-
-def _trace(sample: Sample, *, read: bool) -> _Traced:
-    recorder = Recorder(new_fake_mode())
-    fakes, leaves = placeholders(sample, recorder)
-    fake_args, fake_kwargs = sample.structure.rebuild([fakes[id(t)] for t in sample.tensors])
-    given = split((fake_args, fake_kwargs))[1].key
-    try:
-        with left_as_it_was(sample.model, {} if read else fakes) as before:
-            out = _run(sample, recorder, fakes, None if read else (fake_args, fake_kwargs))
-            attributes = settle(before, recorder)
-    finally:
-        fill_tables(recorder)
-    if split((fake_args, fake_kwargs))[1].key != given:
-        raise CaptureError(
-            "forward changes one of its arguments (a list, dict or object such as a cache), which "
-            "a plan cannot repeat; pass tensors, or switch the cache off (use_cache=False)"
-        )
-    return _Traced(recorder, tuple(leaves), out, attributes)
-
-
-def _run(
-    sample: Sample,
-    recorder: Recorder,
-    fakes: dict[int, torch.Tensor],
-    given: tuple[Any, Any] | None,
-) -> Any:
-    """The model's own code on the given stand-ins, or that code as Dynamo reads it."""
-    model = sample.model
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(run_saved_regions_plainly())
-        stack.enter_context(libraries_see_real_tensors())
-        stack.enter_context(fake_tensors_answer(recorder.numpy))
-        stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
-        if autocast_state():
-            stack.callback(torch.clear_autocast_cache)
-        if given is None:
-            return run_read(sample.call, model, sample.args, sample.kwargs, recorder, fakes)
-        stack.enter_context(module_paths(model, recorder))
-        stack.enter_context(recorder.fake_mode)
-        stack.enter_context(recorder)
-        return sample.call(model, *given[0], **given[1])
-
-
-def _joint(sample: Sample, traced: _Traced) -> JointGraph:
+def _joint(
+    follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node]
+) -> JointGraph:
     """The forward alone."""
-    recorder = traced.recorder
-    out_tensors, out_structure = split((traced.out, list(traced.attributes.values())))
-    outputs = tuple(recorder.node_of(t) for t in out_tensors)
+    recorder = follower.recorder
     if not any(node.op == "call_function" for node in recorder.graph.nodes):
         raise NothingToPlan(
             "the model runs no ops: there is nothing to plan; give a model that computes"
         )
+    result = next(n for n in graph.nodes if n.op == "output").args[0]
+    made = [follower.value(n) for n in result]
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
-        device=sample.device,
-        parameters=tuple(sample.parameters),
-        buffers=tuple(sample.buffers),
-        inputs=tuple(sample.input_names),
+        device=follower.device(),
+        entries=tuple([follower.entries.get(n) for n in placeholders]),
         constants=tuple(recorder.constants),
-        outputs=outputs,
-        output_structure=out_structure,
-        attributes=tuple(traced.attributes),
-        differentiable=tuple(t.requires_grad for t in out_tensors),
+        outputs=tuple([recorder.node_of(t) for t in made]),
+        differentiable=tuple([t.requires_grad for t in made]),
         tangents=(),
         autocast=(),
         gradients=(),
         idle=(),
         scalars=tuple(recorder.scalars),
-        session=Session(recorder, tuple(out_tensors), traced.leaves, nodes),
+        session=Session(recorder, tuple(made), tuple(follower.leaves), nodes),
     )
 
 
@@ -370,14 +255,15 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
     return hook
 
 
-def _default_tangents(out: Any, tensors: Sequence[torch.Tensor]) -> tuple[Tangent, ...]:
+def _default_tangents(
+    losses: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> tuple[Tangent, ...]:
     able = [i for i, t in enumerate(tensors) if t.requires_grad and t.grad_fn is not None]
     if not able:
         raise NothingToPlan("no output of the model is computed from what requires grad")
-    named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     scalars = [i for i in able if tensors[i].dim() == 0]
-    losses = [i for i in able if tensors[i] is named] or scalars[:1]
-    return tuple(Tangent(i, dense_stride(tensors[i])) for i in losses or able)
+    named = [i for i in able if any(tensors[i] is t for t in losses)] or scalars[:1]
+    return tuple(Tangent(i, dense_stride(tensors[i])) for i in named or able)
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -153,3 +153,8 @@ def path_names(nest: Any, root: str) -> list[str]:
                     seen.add(id(tensor))
                     names.append(f"{root}{pytree.keystr(path)}.{len(names)}")
     return names
+
+
+def named_tensors(nest: Any, root: str) -> dict[str, torch.Tensor]:
+    """The distinct tensors of a nest by readable names."""
+    return dict(zip(path_names(nest, root), split(nest)[0], strict=True))

@@ -212,6 +212,7 @@ def rewrite(
         return replace(
             joint,
             nodes=edit.nodes,
+            entries=tuple(node and copies[node] for node in joint.entries),
             outputs=outputs,
             gradients=gradients,
             idle=tuple(copies[node] for node in joint.idle),

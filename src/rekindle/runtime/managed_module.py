@@ -10,20 +10,19 @@ dropped.
 import copy
 import functools
 import logging
+import random
+import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from rekindle.capture import JointGraph
-from rekindle.capture.pytrees import Structure, split
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.plans.options import OnMiss
-from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
-from rekindle.runtime.runner import Runner
+from rekindle.frontend import Call
+from rekindle.runtime.plan_table import AnswerChanged, Entry, Manager, input_layouts
 
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
@@ -32,118 +31,6 @@ log = logging.getLogger("rekindle")
 
 class MissedPlanWarning(UserWarning):
     """A managed module ran a call without a plan."""
-
-
-class Plan(Protocol):
-    """What the module needs of a plan."""
-
-    joint: JointGraph
-    peak_bytes: int
-    keep_all_peak_bytes: int
-
-    @property
-    def runner(self) -> Runner: ...
-
-    @property
-    def overhead(self) -> float: ...
-
-
-class Manager:
-    """The plans of one managed module, by signature."""
-
-    def __init__(
-        self,
-        on_miss: OnMiss,
-        make_plan: Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], Any],
-        plan_joint: Callable[..., Any],
-        record: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], JointGraph],
-        loss_fn: Callable[..., Any] | None,
-        max_plans: int,
-    ) -> None:
-        self.on_miss = on_miss
-        self.make_plan = make_plan
-        self.plan_joint = plan_joint
-        self.record = record  # what the model runs, before any rewrite
-        self.loss_fn = loss_fn
-        self.max_plans = max_plans
-        self.plans: dict[tuple[Any, ...], list[Entry]] = {}
-        self.first: Entry | None = None
-        self.clock = 0  # calls so far
-        self.said: set[str] = set()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
-        """Plans are shared; what they know of one module's objects is looked up anew."""
-        new = Manager(
-            *(self.on_miss, self.make_plan, self.plan_joint, self.record, self.loss_fn),
-            max_plans=self.max_plans,
-        )
-        fresh = {id(e): e.copied() for e in self.entries}
-        new.first = None if self.first is None else fresh[id(self.first)]
-        new.plans = {k: [fresh[id(e)] for e in entries] for k, entries in self.plans.items()}
-        return new
-
-    @property
-    def entries(self) -> list["Entry"]:
-        return [entry for entries in self.plans.values() for entry in entries]
-
-    @property
-    def plans_gradients(self) -> bool:
-        """Whether training is what is planned; a first plan made under no_grad is for inference."""
-        return self.first is None or not self.first.plan.joint.forward_only
-
-    def add(self, model: nn.Module, plan: Any, args: Sequence[Any], kwargs: Any) -> "Entry":
-        tensors, structure = split((tuple(args), dict(kwargs)))
-        self._make_room()
-        entry = Entry(plan)
-        entry.used = self.clock
-        entry.look_at(model)
-        self.plans.setdefault(call_signature(tensors, structure), []).append(entry)
-        if self.first is None:
-            self.first = entry
-        return entry
-
-    def _make_room(self) -> None:
-        others = [entry for entry in self.entries if entry is not self.first]
-        if len(others) + 1 < self.max_plans or not others:
-            return
-        oldest = min(others, key=lambda entry: entry.used)
-        for signature, entries in list(self.plans.items()):
-            if oldest in entries:
-                entries.remove(oldest)
-            if not entries:
-                del self.plans[signature]
-        what = (
-            f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
-            "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"
-        )
-        if what not in self.said:
-            self.said.add(what)
-            log.warning(what)
-
-
-class Entry:
-    """A plan and one module's view of it. A copy of the module is held to what was planned, not to
-    how the copy happens to be when it is first called."""
-
-    __slots__ = ("pattern", "plan", "used", "view")
-
-    def __init__(self, plan: Any, pattern: ModuleView | None = None) -> None:
-        self.plan = plan
-        self.pattern = pattern
-        self.used = 0  # the manager's clock at its last call
-        self.view: ModuleView | None = None
-
-    def look_at(self, model: nn.Module) -> ModuleView:
-        if self.view is None:
-            joint = self.plan.joint
-            self.view = ModuleView(model, joint.parameters, joint.buffers, self.pattern)
-        return self.view
-
-    def copied(self) -> "Entry":
-        return Entry(self.plan, self.view or self.pattern)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Entry":
-        return self.copied()
 
 
 class _Told:
@@ -199,6 +86,8 @@ def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_call(self, args, kwargs)
 
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+
     body = {
         "forward": forward,
         "__rekindle_class__": cls,
@@ -245,10 +134,6 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     if own is not None:
         new.__dict__[FORWARD] = _bound_to(new.__dict__.pop(held), model, new)
     new.__dict__[KEY] = manager
-    for entries in manager.plans.values():
-        for entry in entries:
-            entry.pattern, entry.view = entry.view, None
-            entry.look_at(new)
     return new
 
 
@@ -261,75 +146,48 @@ def _bound_to(function: Any, old: nn.Module, new: nn.Module) -> Any:
 
 def plain_forward(model: nn.Module) -> Callable[..., Any]:
     """The forward that the model had before it was managed, or has."""
-    for key in (FORWARD, "forward") if KEY not in model.__dict__ else (FORWARD,):
-        if key in model.__dict__:
-            return model.__dict__[key]  # type: ignore[no-any-return]
-    return functools.partial(plain_class(model).forward, model)
+    if KEY not in model.__dict__:
+        return model.forward  # type: ignore[no-any-return]
+    if FORWARD in model.__dict__:
+        return model.__dict__[FORWARD]  # type: ignore[no-any-return]
+    cls = plain_class(model)
+    if hasattr(cls, "__del__"):
+        return functools.partial(cls.forward, model)
+    # An object of the plain class over the same attributes: to forward, `type(self)` is its class.
+    plain = object.__new__(cls)
+    object.__setattr__(plain, "__dict__", model.__dict__)
+    return plain.forward  # type: ignore[no-any-return]
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     manager: Manager = model.__dict__[KEY]
     manager.clock += 1
-    tensors, structure = split((args, kwargs))
-    entries = manager.plans.get(call_signature(tensors, structure))
-    reason = "arguments that were not planned (shapes, dtypes, values, grad mode or autocast)"
-    for entry in entries or ():
-        view = entry.view or entry.look_at(model)
-        state = view.tensors()
-        why = view.miss(state)
-        if why is None:
-            why = view.changed(functools.partial(_is_unread, manager, model, entry, args, kwargs))
-        if why is None:
-            why = entry.plan.runner.broken_assumption(state, tensors)
-        if why is None:
-            if entry.plan.runner.wanted is not None:
-                _adopt(manager, model, entry)
-            entry.used = manager.clock
-            return _run(model, entry.plan, state, tensors)
-        reason = why
-    return _missed(model, manager, args, kwargs, reason)
+    call = Call(plain_forward(model), args, kwargs, manager.loss_fn)
+    scope = call.scope
+    for entry in manager.entries:
+        if entry.guards.check(scope):
+            try:
+                return _run(manager, entry, scope)
+            except AnswerChanged as changed:
+                return _missed(model, manager, call, str(changed))
+    return _missed(model, manager, call, None)
 
 
-def captured_call(loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What a plan covers: the model's own forward, and the loss where one was given."""
-
-    def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = plain_forward(model)(*args, **kwargs)
-        return out if loss_fn is None else loss_fn(out)
-
-    return call
-
-
-def _is_unread(
-    manager: Manager,
-    model: nn.Module,
-    entry: Entry,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings,
-    name: str,
-) -> bool:
-    """Whether forward does without this attribute: captured without it, or with its new value where
-    its class has a default, it is the same."""
-    owner = settings.owner
-    if name not in vars(owner):
-        return False
-    value = vars(owner)[name]
-    if not settings.has_default(name):
-        del vars(owner)[name]
+def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
+    if entry.plan.late_runner.is_made and entry.plan.runner.wanted is not None:
+        _adopt(manager, entry)
+    manager.use(entry)
+    if not entry.may_turn_back:
+        return entry.call(**scope)
+    state = random.getstate()
     try:
-        joint = manager.record(model, args, kwargs)
-        planned = entry.plan.joint.recorded
-        if (joint.tangents, joint.autocast) != (planned.tangents, planned.autocast):
-            joint = joint.with_tangents(planned.tangents, planned.autocast)
-        return joint.is_like(planned)
-    except Exception:  # it does read it
-        return False
-    finally:
-        setattr(owner, name, value)
+        return entry.call(**scope)
+    except AnswerChanged:
+        random.setstate(state)  # eager will draw the same numbers
+        raise
 
 
-def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
+def _adopt(manager: Manager, entry: Entry) -> None:
     """The last backward got other gradients than planned: plan for those from now on."""
     runner = entry.plan.runner
     wanted, runner.wanted = runner.wanted, None
@@ -344,49 +202,39 @@ def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
     entry.plan = plan
 
 
-def _run(
-    model: nn.Module, plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]
-) -> Any:
-    runner = plan.runner
-    residents = runner.gather(state, tensors)
-    outs = runner(residents)
-    structure: Structure = plan.joint.output_structure
-    out, attributes = structure.rebuild(runner.all_outputs(outs, residents))
-    for (path, name), tensor in zip(plan.joint.attributes, attributes, strict=True):
-        setattr(model.get_submodule(path), name, tensor)  # as forward does
-    return out
-
-
-def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
+def _missed(model: nn.Module, manager: Manager, call: Call, reason: str | None) -> Any:
     waits = manager.first is None
     without_gradients = not torch.is_grad_enabled() and manager.plans_gradients
     if without_gradients and (waits or manager.on_miss == "replan"):
         # Nothing is kept for a backward: eager needs less than the training that was planned.
-        log.info("this call runs eagerly: %s", reason)
+        log.info("this call runs eagerly: it needs no gradients")
     elif waits or manager.on_miss == "replan":
-        plan = manager.make_plan(model, args, kwargs, plan_of(model))
-        entry = manager.add(model, plan, args, kwargs)
-        tensors, _ = split((args, kwargs))
-        _tell(manager, plan, tensors)
-        return _run(model, plan, entry.look_at(model).tensors(), tensors)
-    elif manager.on_miss == "raise":
-        raise PlanMismatch(
-            f"no plan covers this call: {reason}; make a plan for it, or use on_miss='replan'"
-        )
+        plan = manager.make_plan(model, call.args, call.kwargs, plan_of(model))
+        entry = manager.add(plan, call.args, call.kwargs)
+        _tell(manager, plan, call)
+        try:
+            return _run(manager, entry, call.scope)
+        except AnswerChanged as changed:
+            raise PlanMismatch(f"this call cannot be planned: {changed}") from None
     else:
-        _say(manager, f"this call runs eagerly and may exceed the budget: {reason}")
-    out = plain_forward(model)(*args, **kwargs)
+        why = reason or manager.difference(call)
+        if manager.on_miss == "raise":
+            raise PlanMismatch(
+                f"no plan covers this call: {why}; make a plan for it, or use on_miss='replan'"
+            )
+        _say(manager, f"this call runs eagerly and may exceed the budget: {why}")
+    out = call.forward(*call.args, **call.kwargs)
     return out if manager.loss_fn is None else manager.loss_fn(out)
 
 
-def _tell(manager: Manager, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:4])
+def _tell(manager: Manager, plan: Any, call: Call) -> None:
+    shapes = [str(layout) for layout in input_layouts(call.args, call.kwargs).values()]
     log.warning(
         "planned call %d of at most %d (%s%s): peak %s -> %s, overhead %+.1f %%",
         len(manager.entries),
         manager.max_plans,
-        shapes,
-        ", ..." if len(tensors) > 4 else "",
+        ", ".join(shapes[:4]),
+        ", ..." if len(shapes) > 4 else "",
         _size(plan.keep_all_peak_bytes),
         _size(plan.peak_bytes),
         100 * plan.overhead,
@@ -403,4 +251,16 @@ def _size(num_bytes: int) -> str:
 def _say(manager: Manager, what: str) -> None:
     if what not in manager.said:
         manager.said.add(what)
-        warnings.warn(f"rekindle: {what}", MissedPlanWarning, stacklevel=5)
+        warnings.warn(f"rekindle: {what}", MissedPlanWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The stack level of the line that called the model: the first outside of torch and Rekindle,
+    as seen from who calls this."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.split(".")[0] not in ("torch", "rekindle"):
+            return level
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    return 1

@@ -78,17 +78,8 @@ class Runner:
         self.placeholders: tuple[fx.Node, ...] = tuple(
             n for n in joint.nodes if n.op == "placeholder" and source_of(n).kind != "tangent"
         )
-        offset = len(joint.parameters)
-        self.origins = [
-            (0, s.index)
-            if s.kind == "parameter"
-            else (0, offset + s.index)
-            if s.kind == "buffer"
-            else (1, s.index)
-            if s.kind == "input"
-            else (2, s.index)
-            for s in (source_of(n) for n in self.placeholders)
-        ]
+        entry = {n: i for i, n in enumerate(joint.entries) if n is not None}
+        self.origins = [(True, entry[n]) if n in entry else (False, source_of(n).index) for n in self.placeholders]
         position = {n: i for i, n in enumerate(self.placeholders)}
         self.guards = Guards(joint) if guards is None else guards
         position_of_source = {source_of(n): i for n, i in position.items()}
@@ -123,22 +114,14 @@ class Runner:
             found[slot[tangent.output]] = _layout(like.shape, tangent.stride)
         return tuple(found)
 
-    def gather(
-        self, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Parameters and buffers, arguments and constants, as `placeholders` counts them."""
-        return [
-            state[i] if kind == 0 else tensors[i] if kind == 1 else self.joint.constants[i]
-            for kind, i in self.origins
-        ]
+    def gather(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs of the call's graph and constants, as `placeholders` counts them."""
+        return [inputs[i] if given else self.joint.constants[i] for given, i in self.origins]
 
-    def broken_assumption(
-        self, state: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> str | None:
+    def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
         if self.guards.run is None:
             return None
-        residents = self.gather(state, tensors)
         return self.guards.broken([residents[p] for p in self.guard_positions])
 
     def all_outputs(self, outs: list[Any], residents: Sequence[torch.Tensor]) -> list[Any]:

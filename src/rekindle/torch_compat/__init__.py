@@ -18,7 +18,15 @@ from rekindle.torch_compat.autograd import (
     node_sequence_nr,
 )
 from rekindle.torch_compat.cuda_kernels import CudaKernel
-from rekindle.torch_compat.dynamo import is_saved_region, read_whole
+from rekindle.torch_compat.dynamo import (
+    CallGuards,
+    GraphBreak,
+    GraphInput,
+    Reading,
+    is_saved_region,
+    read_call,
+)
+from rekindle.torch_compat.dynamo_answers import Ask, answering
 from rekindle.torch_compat.fake_tensors import (
     DEVICE_OF,
     UNSUPPORTED,
@@ -57,14 +65,20 @@ from rekindle.torch_compat.storages import (
 __all__ = [
     "DEVICE_OF",
     "UNSUPPORTED",
+    "Ask",
+    "CallGuards",
     "CudaKernel",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "GraphBreak",
+    "GraphInput",
     "KeptAnswers",
+    "Reading",
     "TorchDispatchMode",
     "add_call",
+    "answering",
     "backward_keeps_graph",
     "backward_node",
     "bare_call",
@@ -84,7 +98,7 @@ __all__ = [
     "outside_modes",
     "python_references",
     "pytree",
-    "read_whole",
+    "read_call",
     "recurrent_layers_call",
     "run_below",
     "run_saved_regions_plainly",

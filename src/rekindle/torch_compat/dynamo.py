@@ -1,8 +1,19 @@
-"""Dynamo, which reads the Python of a model."""
+"""Dynamo, which reads the Python of a call: the graph of its torch calls, guards on everything that
+was read, and bytecode that replays what the call does to Python objects.
 
+`compile_frame` is called directly, not through the hook that torch.compile puts on frames: calls
+are then covered under any dispatch mode and in any thread, no recompile limit counts them, and
+settings hold for one trace alone.
+"""
+
+import builtins
 import contextlib
+import random
 import types
-from collections.abc import Callable, Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,39 +25,206 @@ def is_saved_region(target: object) -> bool:
     return target is torch.ops.higher_order.tag_activation_checkpoint
 
 
-@contextlib.contextmanager
-def _not_compiling() -> Iterator[None]:
-    """Code that Dynamo reads and that asks whether it is being compiled hears no."""
-    from torch._dynamo.variables.torch import tracing_state_functions
+class GraphBreak(Exception):
+    """A call that Dynamo cannot read whole: why, and the line of the model where it stopped."""
 
-    # torch.compiler.is_compiling and its kin. A model that hears yes may take other branches than
-    # in eager, with other kernels (transformers does, for attention masks).
-    answers = tracing_state_functions()
-    saved = dict(answers)
-    answers.update({question: False for question, answer in saved.items() if answer is True})
+    def __init__(self, why: str, line: str, original: Exception, is_the_models: bool) -> None:
+        super().__init__(why)
+        self.why, self.line = why, line
+        self.original = original  # the error behind it
+        self.is_the_models = is_the_models  # eager would raise that error too
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """What enters the graph: the expression that Dynamo gives for it, and its value now."""
+
+    expression: str
+    value: Any
+
+
+class CallGuards:
+    """Whether a call is the one that was read."""
+
+    __slots__ = ("__weakref__", "_manager", "_unwatched")
+
+    def __init__(self, manager: Any, unwatched: list[str]) -> None:
+        self._manager = manager
+        self._unwatched = unwatched
+
+    def check(self, scope: dict[str, Any]) -> bool:
+        return not self._unwatched and self._manager.check(scope)
+
+    def failed(self, scope: dict[str, Any]) -> str | None:
+        """The first guard that does not hold, as Dynamo writes it."""
+        if self._unwatched:
+            return f"{self._unwatched[0]} is gone"
+        found = self._manager.check_verbose(scope)
+        if found.result:
+            return None
+        return " ".join(str(part) for part in found.verbose_code_parts[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A call that was read."""
+
+    graph: fx.GraphModule
+    inputs: tuple[GraphInput, ...]  # as the graph's placeholders count them
+    guards: CallGuards
+    replay: Callable[[Callable[..., Any]], Callable[..., Any]]  # of what runs the graph
+
+
+# What each release leaves out by default, to check less at each call.
+_STRICT = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "skip_guards_on_constant_func_defaults": False,
+    "use_recursive_dict_tags_for_guards": False,
+    "guard_nn_modules": True,
+    "skip_fsdp_guards": False,
+}
+_AS_EAGER = {
+    "trace_numpy": False,  # translated, its results have other last bits
+    "use_numpy_random_stream": True,
+    "capture_scalar_outputs": False,
+    "allow_rnn": True,
+    "automatic_dynamic_shapes": False,
+    "assume_static_by_default": True,
+    "specialize_float": True,
+    "specialize_int": True,
+    "verbose": False,
+    "suppress_errors": False,
+}
+
+
+def read_call(
+    function: Callable[..., Any],
+    scope: Mapping[str, Any],
+    adapt: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Reading:
+    """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
+    changes to Dynamo that hold while it reads."""
+    import torch._dynamo as dynamo
+    from torch._dynamo import convert_frame
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._guards import CompileContext, compile_context
+
+    code = function.__code__
+    # Dynamo puts names of its own among the globals.
+    known = function.__globals__
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": function.__module__}
+    namespace.update({name: known[name] for name in code.co_names if name in known})
+    found: list[tuple[fx.GraphModule, tuple[GraphInput, ...]]] = []
+
+    def backend(graph: fx.GraphModule, _examples: Any) -> Any:
+        found.append((graph, _inputs(graph.graph)))
+        return _placeholder
+
+    config = dynamo.config
+    settings = {k: v for k, v in {**_STRICT, **_AS_EAGER}.items() if k in config._config}
+    with contextlib.ExitStack() as stack:
+        # The changes to Dynamo are the process's, while no other thread reads.
+        stack.enter_context(convert_frame.compile_lock)
+        stack.enter_context(_python_random_kept())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(config.patch(settings))
+        stack.enter_context(adapt())
+        stack.enter_context(dynamo.utils.get_metrics_context())
+        stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
+        modes = getattr(convert_frame, "torch_function_mode_stack_state_mgr", None)
+        if modes is not None:
+            stack.enter_context(modes)
+        stack.enter_context(compile_context(CompileContext(convert_frame.get_compile_id({}))))
+        try:
+            output = convert_frame.compile_frame(
+                *(code, namespace, dict(scope), builtins.__dict__, ()),
+                compiler_fn=backend,
+                one_graph=True,
+                restart_reasons=set(),
+            )
+        except TorchDynamoException as error:
+            raise _graph_break(error) from error
+        with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
+            guards = _guards(code, output.tracer_output.output_graph)
+    bytecode = output.bytecode
+    if not found:
+        empty = fx.GraphModule({}, _empty_graph())
+        return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace))
+    graph, inputs = found[-1]
+    name = graph.meta["backend_id"] if "backend_id" in graph.meta else graph._backend_id
+
+    def replay(run: Callable[..., Any]) -> Callable[..., Any]:
+        return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)
+
+    return Reading(graph, inputs, guards, replay)
+
+
+def _empty_graph() -> fx.Graph:
+    graph = fx.Graph()
+    graph.output(())
+    return graph
+
+
+def _placeholder(*_args: Any) -> Any:
+    raise AssertionError("the graph of a call that was only read")
+
+
+_placeholder._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
+    found = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            argument = node.meta["grapharg"]
+            name = argument.source.name
+            found.append(GraphInput(name() if callable(name) else name, argument.example))
+    return tuple(found)
+
+
+def _guards(code: types.CodeType, output_graph: Any) -> CallGuards:
+    from torch._dynamo.guards import CheckFunctionManager
+
+    unwatched: list[str] = []
+
+    class Manager(CheckFunctionManager):  # type: ignore[misc]
+        """An object that is guarded by its identity and was freed: another may get its address."""
+
+        def id_ref(self, obj: object, obj_str: str) -> int:
+            with contextlib.suppress(TypeError):
+                if id(obj) not in self._weakrefs:
+                    self._weakrefs[id(obj)] = weakref.ref(obj)
+                    weakref.finalize(obj, unwatched.append, obj_str).atexit = False
+            return id(obj)
+
+    manager = Manager(code, output_graph)
+    return CallGuards(manager.guard_manager, unwatched)
+
+
+@contextlib.contextmanager
+def _python_random_kept() -> Iterator[None]:
+    state = random.getstate()
     try:
         yield
     finally:
-        answers.update(saved)
+        random.setstate(state)
 
 
-def read_whole(
-    function: Callable[..., Any], run_graph: Callable[[fx.GraphModule, tuple[Any, ...]], Any]
-) -> Callable[..., Any]:
-    """`function` as Dynamo reads it, in one graph of torch calls that `run_graph` runs; raises
-    where it cannot be read whole."""
-    import torch._dynamo
+def _graph_break(error: Exception) -> GraphBreak:
+    from torch._dynamo.exc import TorchRuntimeError
 
-    # Dynamo keeps what it has read by code object: one that nobody else has.
-    fresh = types.FunctionType(function.__code__.replace(), function.__globals__)
-
-    def backend(graph: fx.GraphModule, _examples: Any) -> Callable[..., Any]:
-        return lambda *args: run_graph(graph, args)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        settings = {"trace_numpy": False, "capture_scalar_outputs": True, "verbose": False}
-        with _not_compiling(), torch._dynamo.config.patch(settings):
-            read = torch.compile(fresh, backend=backend, fullgraph=True, dynamic=False)
-            return read(*args, **kwargs)
-
-    return call
+    text = str(getattr(error, "msg", None) or error)
+    lines = [line.strip() for line in text.splitlines()]
+    why = lines[0]
+    told = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation")]
+    if told:
+        why = f"{why}: {told[0]}"
+    stack = getattr(error, "real_stack", None)
+    line = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    original = error.__cause__
+    if isinstance(error, TorchRuntimeError) and isinstance(original, Exception):
+        return GraphBreak(why, line, original, True)
+    return GraphBreak(why, line, error, False)

@@ -1,0 +1,262 @@
+"""The recorder on the graph of torch calls that the front door found in a call.
+
+The graph's nodes run one after another on fake tensors, under the autograd engine, with the
+recorder below it. It can be followed while it is still being read: that is how a question to the
+data (`.item()`, `if mask.all()`) is answered, by the recorder, which also remembers it.
+"""
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from rekindle.capture import cudnn_rnn
+from rekindle.capture.autocast import autocast_state, set_autocast
+from rekindle.capture.fake_tensors import fake_tensors_answer, stand_in
+from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.node_facts import Kind, Source
+from rekindle.capture.recorder import Recorder
+from rekindle.errors import CaptureError
+from rekindle.torch_compat import (
+    FakeTensor,
+    is_saved_region,
+    new_fake_mode,
+    outside_modes,
+    recurrent_layers_call,
+    run_saved_regions_plainly,
+)
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_WORD = re.compile(r"\w+")
+
+
+class Names:
+    """What the tensors of a model and of its arguments are called."""
+
+    def __init__(self, model: nn.Module, named_inputs: Mapping[str, torch.Tensor]) -> None:
+        self.of: dict[int, tuple[Kind, str]] = {}
+        self.modules = {name for name, _ in model.named_modules()}
+        parts: tuple[tuple[Kind, Any], ...] = (
+            ("parameter", model.named_parameters()),
+            ("buffer", model.named_buffers()),
+            ("input", named_inputs.items()),
+        )
+        for kind, items in parts:
+            for name, tensor in items:
+                self.of.setdefault(id(tensor), (kind, name))
+
+
+class Follower:
+    """Records the graph of a call, as far as it has been read."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._first_state = _State.now()
+        self.with_gradients = torch.is_grad_enabled()
+        self.losses: tuple[fx.Node, ...] = ()  # of the graph, where the output names one
+        self._start_over(None)
+
+    def _start_over(self, graph: fx.Graph | None) -> None:
+        self.graph = graph
+        self.recorder = Recorder(new_fake_mode())
+        self.values: dict[fx.Node, Any] = {}
+        self.leaves: list[torch.Tensor] = []
+        self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
+        self._devices: dict[torch.device, str] = {}
+        self._number: dict[Kind, int] = {}
+        self._state = self._first_state
+
+    def ask(self, graph: fx.Graph, attributes: Mapping[str, Any], node: fx.Node) -> Any:
+        """The number in the tensor of a node, `.item()`."""
+        self.follow(graph, attributes, self._examples)
+        with self._running():
+            return self.values[node].item()
+
+    def follow(
+        self,
+        graph: fx.Graph,
+        attributes: Mapping[str, Any],
+        example: Callable[[fx.Node], Any],
+    ) -> None:
+        """Runs what has come to the graph since the last time."""
+        if graph is not self.graph:
+            self._start_over(graph)
+        self._example = example
+        with self._running():
+            run = _Run(self, attributes, example)
+            for node in graph.nodes:
+                if node not in self.values and node.op not in ("placeholder", "output"):
+                    self.values[node] = run.node(node)
+
+    @staticmethod
+    def _examples(node: fx.Node) -> Any:
+        return node.meta["grapharg"].example
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """The grad mode and autocast of the code that is followed, not of the code that reads."""
+        others = _State.now()
+        self._state.set()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(collector_at_rest())
+                stack.enter_context(outside_modes())
+                stack.enter_context(run_saved_regions_plainly())
+                stack.enter_context(fake_tensors_answer(self.recorder.numpy))
+                stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
+                stack.enter_context(self.recorder.fake_mode)
+                stack.enter_context(self.recorder)
+                yield
+        finally:
+            self._state = _State.now()
+            if autocast_state():
+                torch.clear_autocast_cache()  # of tensors without data
+            others.set()
+
+    def enter(self, node: fx.Node, real: Any) -> torch.Tensor:
+        """What stands in for an input of the graph."""
+        if not isinstance(real, torch.Tensor):
+            real = torch.tensor(real)
+        kind, name = self._names.of.get(id(real), ("input", node.name))
+        _check_plain(name, real)
+        fake = _fake(self.recorder, real)
+        index = self._number.get(kind, 0)
+        self._number[kind] = index + 1
+        data = None if isinstance(real, FakeTensor) or real.is_meta else real
+        self._note_device(name, real)
+        self.entries[node] = self.recorder.placeholder(fake, Source(kind, name, index), data)
+        if self.with_gradients and fake.requires_grad:
+            self.leaves.append(fake)
+        return fake
+
+    def value(self, node: fx.Node) -> Any:
+        """What a node of the graph stands for; of an input that no op reads, a stand-in."""
+        with self._running():
+            return _Run(self, {}, self._example).value(node)
+
+    def _note_device(self, name: str, real: torch.Tensor) -> None:
+        if real.dim() or real.device.type != "cpu":
+            self._devices.setdefault(real.device, name)
+
+    def device(self) -> torch.device:
+        """Where the call runs."""
+        if len(self._devices) > 1:
+            places = ", ".join(f"{name} on {device}" for device, name in self._devices.items())
+            raise CaptureError(
+                f"the model and its arguments are spread over several devices ({places}); put them "
+                "on one device, or manage each part alone"
+            )
+        return next(iter(self._devices), torch.device("cpu"))
+
+    def path(self, node: fx.Node) -> str:
+        """The module's name out of Dynamo's expression for it, such as L['model'].blocks[0]."""
+        stack = node.meta.get("nn_module_stack") or {}
+        for expression, _ in reversed(list(stack.values())):
+            steps = [s for s in _WORD.findall(expression) if s != "_modules"]
+            for start in range(len(steps)):
+                name = ".".join(steps[start:])
+                if name in self._names.modules:
+                    return name
+        return ""
+
+
+class _Run:
+    """Runs nodes of a graph, or of one of its subgraphs, under the recorder."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        attributes: Mapping[str, Any],
+        example: Callable[[fx.Node], Any] | None,
+        values: dict[fx.Node, Any] | None = None,
+    ) -> None:
+        self.follower = follower
+        self.attributes = attributes
+        self.example = example
+        self.values = follower.values if values is None else values
+
+    def value(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            assert self.example is not None and node.op == "placeholder"
+            self.values[node] = self.follower.enter(node, self.example(node))
+        return self.values[node]
+
+    def node(self, node: fx.Node) -> Any:
+        recorder = self.follower.recorder
+        recorder.module_path[-1] = self.follower.path(node)
+        lines = _LINE.findall(node.meta.get("stack_trace") or "")
+        recorder.line = ":".join(lines[-1]) if lines else ""
+        try:
+            if node.op == "get_attr":
+                return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.value)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            if node.op == "call_module":
+                return self.attributes[str(node.target)](*args, **kwargs)
+            assert callable(node.target)
+            if is_saved_region(node.target):  # the schedule decides what is kept
+                return self.subgraph(args[0], args[1:])
+            return node.target(*args, **kwargs)
+        finally:
+            recorder.line = ""
+
+    def subgraph(self, region: fx.GraphModule, given: Sequence[Any]) -> Any:
+        values: dict[fx.Node, Any] = {}
+        run = _Run(self.follower, dict(region.named_children()) | vars(region), None, values)
+        rest = iter(given)
+        for node in region.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], run.value)
+            values[node] = next(rest) if node.op == "placeholder" else run.node(node)
+        raise AssertionError("a graph without an output")
+
+
+class _Attributes:
+    """A mapping whose items are read as attributes."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self.__dict__.update(items)
+
+
+class _State:
+    """The grad mode and autocast."""
+
+    __slots__ = ("_autocast", "_grad")
+
+    @classmethod
+    def now(cls) -> "_State":
+        new = cls()
+        new._grad, new._autocast = torch.is_grad_enabled(), autocast_state()
+        return new
+
+    def set(self) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        set_autocast(self._autocast)
+
+
+def _check_plain(name: str, tensor: torch.Tensor) -> None:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+    if not plain or tensor.is_sparse or tensor.is_nested:
+        raise CaptureError(
+            f"{name} is a {type(tensor).__name__} ({tensor.layout}); only plain dense tensors "
+            "can be planned for now"
+        )
+
+
+def _fake(recorder: Recorder, real: torch.Tensor) -> torch.Tensor:
+    mode = recorder.fake_mode
+    if isinstance(real, FakeTensor):
+        with mode:
+            fake = torch.empty_strided(
+                real.shape, real.stride(), dtype=real.dtype, device=real.fake_device
+            )
+        return fake.requires_grad_(real.requires_grad)
+    if type(real) is torch.Tensor:
+        fake = stand_in(mode, real.detach())
+        return fake.requires_grad_(real.requires_grad)
+    return stand_in(mode, real)

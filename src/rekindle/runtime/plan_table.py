@@ -1,0 +1,187 @@
+"""The plans of one managed module: which of them covers a call, and running it.
+
+Each plan stands with the guards of the call that it was made for. The guards are Dynamo's: they
+hold everything that the call read of Python. Numbers that Python read from tensors are asked again
+at each call, once the guards hold.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rekindle.capture import JointGraph
+from rekindle.capture.pytrees import named_tensors
+from rekindle.frontend import Call, Reading, in_words
+from rekindle.plans.options import OnMiss
+from rekindle.runtime.lazy_runner import LateRunner
+from rekindle.runtime.runner import Runner
+
+log = logging.getLogger("rekindle")
+
+
+class Plan(Protocol):
+    """What a table needs of a plan."""
+
+    peak_bytes: int
+    keep_all_peak_bytes: int
+
+    @property
+    def joint(self) -> JointGraph: ...
+
+    @property
+    def reading(self) -> Reading | None: ...
+
+    @property
+    def late_runner(self) -> LateRunner: ...
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def overhead(self) -> float: ...
+
+
+class AnswerChanged(Exception):
+    """The guards hold, and a number that Python reads from a tensor is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is said of a tensor argument in a message."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.shape)) or "scalar"
+
+
+def input_layouts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Layout]:
+    """The tensor arguments of a call, by name."""
+    tensors = named_tensors((tuple(args), dict(kwargs)), "")
+    return {
+        _argument(name): Layout(t.shape, t.dtype, t.device, t.requires_grad)
+        for name, t in tensors.items()
+    }
+
+
+def _argument(path: str) -> str:
+    """`[0][1]` is input 1, `[1]['ids']` is input ids."""
+    _, first, *rest = path.replace("]", "").split("[")
+    if first == "1" and rest:
+        rest[0] = rest[0].strip("'")
+    return f"input {'.'.join(rest)}"
+
+
+class Entry:
+    """A plan with the call that it covers."""
+
+    __slots__ = ("call", "guards", "layouts", "may_turn_back", "plan", "reading")
+
+    def __init__(self, plan: Any, reading: Reading, layouts: dict[str, Layout]) -> None:
+        self.plan = plan
+        self.reading = reading
+        self.layouts = layouts
+        self.guards = reading.guards
+        self.call = reading.replay(self._run)
+        draws = any(i.expression.startswith("random_value") for i in reading.inputs)
+        self.may_turn_back = draws and bool(plan.joint.scalars)
+
+    def _run(self, *inputs: torch.Tensor) -> list[Any]:
+        """What runs the graph of the call; the replay around it does the rest."""
+        runner: Runner = self.plan.runner
+        residents = runner.gather(inputs)
+        why = runner.broken_assumption(residents)
+        if why is not None:
+            raise AnswerChanged(why)
+        return runner.all_outputs(runner(residents), residents)
+
+    def copied(self) -> "Entry":
+        return Entry(self.plan, self.reading, self.layouts)
+
+
+class Manager:
+    """The plans of one managed module, the one used last in front."""
+
+    def __init__(
+        self,
+        on_miss: OnMiss,
+        make_plan: Callable[..., Any],
+        plan_joint: Callable[..., Any],
+        loss_fn: Callable[..., Any] | None,
+        max_plans: int,
+    ) -> None:
+        self.on_miss = on_miss
+        self.make_plan = make_plan
+        self.plan_joint = plan_joint
+        self.loss_fn = loss_fn
+        self.max_plans = max_plans
+        self.entries: list[Entry] = []
+        self.first: Entry | None = None
+        self.clock = 0  # calls so far
+        self.said: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
+        """Plans are shared; guards say whether a copied module is as planned."""
+        new = Manager(
+            *(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn, self.max_plans)
+        )
+        copies = {id(e): e.copied() for e in self.entries}
+        new.entries = [copies[id(e)] for e in self.entries]
+        new.first = None if self.first is None else copies[id(self.first)]
+        return new
+
+    @property
+    def plans_gradients(self) -> bool:
+        """Whether training is what is planned; a first plan made under no_grad is for inference."""
+        return self.first is None or not self.first.plan.joint.forward_only
+
+    def add(self, plan: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
+        assert plan.reading is not None
+        self._make_room()
+        entry = Entry(plan, plan.reading, input_layouts(args, kwargs))
+        self.entries.insert(0, entry)
+        if self.first is None:
+            self.first = entry
+        return entry
+
+    def use(self, entry: Entry) -> None:
+        if self.entries[0] is not entry:
+            self.entries.remove(entry)
+            self.entries.insert(0, entry)
+
+    def difference(self, call: Call) -> str:
+        """How a call differs from the planned one that is most like it."""
+        layouts = input_layouts(call.args, call.kwargs)
+        nearest = min(self.entries, key=lambda e: len(set(layouts.items()) ^ set(e.layouts.items())))
+        if layouts.keys() != nearest.layouts.keys():
+            names = ", ".join(layouts) or "none"
+            planned = ", ".join(nearest.layouts) or "none"
+            return f"its tensor arguments are {names}, planned {planned}"
+        for name, layout in layouts.items():
+            planned_layout = nearest.layouts[name]
+            if layout.shape != planned_layout.shape:
+                return f"{name} is {layout}, planned {planned_layout}"
+            for aspect in ("dtype", "device", "requires_grad"):
+                now, then = getattr(layout, aspect), getattr(planned_layout, aspect)
+                if now != then:
+                    return f"{aspect} of {name} is {now}, planned {then}"
+        return in_words(nearest.guards.failed(call.scope))
+
+    def _make_room(self) -> None:
+        others = [entry for entry in self.entries if entry is not self.first]
+        if len(others) + 1 < self.max_plans or not others:
+            return
+        self.entries.remove(others[-1])
+        what = (
+            f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
+            "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"
+        )
+        if what not in self.said:
+            self.said.add(what)
+            log.warning(what)

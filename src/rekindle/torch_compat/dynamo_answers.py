@@ -1,0 +1,244 @@
+"""What code hears that Dynamo reads, where Dynamo's own answer would not be eager's.
+
+Whether it is being compiled: no. A number read from a tensor (`.item()`, `if mask.all()`): what the
+data says, asked through `ask`; the question is guarded by who answers it. All changes to Dynamo
+hold inside `answering` alone, while its compile lock is held.
+"""
+
+import contextlib
+import dis
+import functools
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+
+class Ask(Protocol):
+    """The value of a node of the graph that is being read, `.item()` of it."""
+
+    def __call__(self, graph: fx.Graph, attributes: Mapping[str, Any], node: fx.Node) -> Any: ...
+
+
+# Code of libraries that asks whether it is compiled for its own plumbing (may a ContextVar be used)
+# and not for what it computes: it hears yes, or Dynamo could not read on.
+_PLUMBING = frozenset({"CompileableContextVar.set", "_register_model_output_pytree_node"})
+# Functions of libraries whose answer in eager is known, and whose code cannot be read.
+_CONSTANT = {("transformers.utils.import_utils", "is_tracing"): False}
+# Libraries whose loggers say a thing once; a line less is what a second step would print anyway.
+_QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
+
+
+@contextlib.contextmanager
+def answering(ask: Ask, mark: Callable[..., Any], marked: list[fx.Node]) -> Iterator[None]:
+    """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns puts the node
+    of the loss in it into `marked`, and is no part of the graph."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_told_that_it_is_not_compiled())
+        stack.enter_context(_functions_answered(mark, marked))
+        stack.enter_context(_loggers_answered())
+        stack.enter_context(_numbers_answered(ask))
+        yield
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    saved = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, saved)
+
+
+@contextlib.contextmanager
+def _told_that_it_is_not_compiled() -> Iterator[None]:
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+
+    def asked(_function: Any, tx: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return _constant(_is_plumbing(tx))
+
+    def no(_function: Any, _tx: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return _constant(False)
+
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    saved = dict(handlers)
+    handlers.update({q: asked for q, answer in tracing_state_functions().items() if answer})
+    handlers[torch.compiler.is_exporting] = no
+    handlers[torch.cuda.is_current_stream_capturing] = no
+    try:
+        yield
+    finally:
+        handlers.clear()
+        handlers.update(saved)
+
+
+def _is_plumbing(tx: Any) -> bool:
+    for _ in range(3):
+        if tx is None:
+            return False
+        if tx.f_code.co_qualname in _PLUMBING:
+            return True
+        tx = getattr(tx, "parent", None)
+    return False
+
+
+def _constant(value: Any) -> Any:
+    from torch._dynamo.variables import ConstantVariable
+
+    return ConstantVariable.create(value)
+
+
+@contextlib.contextmanager
+def _functions_answered(mark: Callable[..., Any], marked: list[fx.Node]) -> Iterator[None]:
+    from torch._dynamo.variables.functions import UserFunctionVariable
+
+    answers: dict[types.CodeType, Any] = {}
+    for (module, name), answer in _CONSTANT.items():
+        function = getattr(sys.modules.get(module), name, None)
+        if hasattr(function, "__code__"):
+            answers[function.__code__] = answer
+    read = UserFunctionVariable.call_function
+
+    @functools.wraps(read)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        code = getattr(self.fn, "__code__", None)
+        if code is mark.__code__:
+            marked.extend(_loss_node(tx, args[0]))
+            return _constant(None)
+        if code in answers:
+            return _constant(answers[code])
+        return read(self, tx, args, kwargs)
+
+    with _set(UserFunctionVariable, "call_function", call_function):
+        yield
+
+
+def _loss_node(tx: Any, out: Any) -> list[fx.Node]:
+    """The node of `out.loss` or `out["loss"]`, if there is one."""
+    from torch._dynamo.variables import ConstDictVariable, TensorVariable
+
+    if isinstance(out, TensorVariable) or not hasattr(out, "python_type"):
+        return []
+    try:
+        if isinstance(out, ConstDictVariable):
+            found = out.call_method(tx, "get", [_constant("loss")], {})
+        elif issubclass(out.python_type(), (tuple, list)) and not hasattr(
+            out.python_type(), "_fields"
+        ):
+            return []
+        else:
+            found = out.var_getattr(tx, "loss")
+    except Exception:  # it has none
+        return []
+    return [found.as_proxy().node] if isinstance(found, TensorVariable) else []
+
+
+@contextlib.contextmanager
+def _loggers_answered() -> Iterator[None]:
+    from torch._dynamo.variables.misc import LoggingLoggerVariable
+
+    read = LoggingLoggerVariable.call_method
+
+    @functools.wraps(read)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        logger = self.value
+        level = logging.getLevelName(name.upper())
+        silent = isinstance(level, int) and not logger.isEnabledFor(level)
+        if silent or logger.name.split(".")[0] in _QUIET:
+            return _constant(None)
+        return read(self, tx, name, args, kwargs)
+
+    with _set(LoggingLoggerVariable, "call_method", call_method):
+        yield
+
+
+@contextlib.contextmanager
+def _numbers_answered(ask: Ask) -> Iterator[None]:
+    from torch._dynamo.symbolic_convert import (
+        InliningGeneratorInstructionTranslator,
+        InliningInstructionTranslator,
+        InstructionTranslator,
+        InstructionTranslatorBase,
+    )
+    from torch._dynamo.variables import TensorVariable
+
+    def number(tensor: Any, tx: Any) -> Any:
+        """The number in a tensor, or None where it belongs to no graph that runs once."""
+        output = tx.output
+        if tensor.proxy.tracer is not output.root_tracer or len(output.tracers) > 1:
+            return None
+        node = tensor.proxy.node
+        example = node.meta.get("example_value")
+        if example is None or example.numel() != 1:
+            return None
+        return _constant(ask(output.graph, output.nn_modules, node))
+
+    read_item = TensorVariable.method_item
+
+    @functools.wraps(read_item)
+    def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tx = args[0] if args and isinstance(args[0], InstructionTranslatorBase) else None
+        tx = tx or InstructionTranslator.current_tx()
+        found = number(self, tx)
+        return read_item(self, *args, **kwargs) if found is None else found
+
+    def truth(tx: Any) -> bool | None:
+        """What the tensor on top of the stack means to an `if`, if a tensor is there."""
+        top = tx.stack[-1]
+        if not isinstance(top, TensorVariable):
+            return None
+        found = number(top, tx)
+        return None if found is None else bool(found.value)
+
+    def jump(read: Any, when: bool, keeps: bool) -> Any:
+        def decide(self: Any, instruction: Any) -> None:
+            answer = truth(self)
+            if answer is None:
+                read(self, instruction)
+                return
+            if not (keeps and answer is when):
+                self.pop()
+            if answer is when:
+                self.jump(instruction)
+
+        return decide
+
+    def put(read: Any, change: Callable[[bool], bool]) -> Any:
+        def decide(self: Any, instruction: Any) -> None:
+            answer = truth(self)
+            if answer is None:
+                read(self, instruction)
+                return
+            self.pop()
+            self.push(_constant(change(answer)))
+
+        return decide
+
+    translators = (
+        *(InstructionTranslator, InliningInstructionTranslator),
+        *(InliningGeneratorInstructionTranslator, InstructionTranslatorBase),
+    )
+    saved = [(cls, cls.dispatch_table) for cls in translators]
+    with _set(TensorVariable, "method_item", method_item):
+        for cls, table in saved:
+            cls.dispatch_table = list(table)
+            for name, opcode in dis.opmap.items():
+                if table[opcode] is None:
+                    continue
+                if "JUMP" in name and name.endswith(("IF_TRUE", "IF_FALSE", "_OR_POP")):
+                    keeps = name.endswith("_OR_POP")
+                    cls.dispatch_table[opcode] = jump(table[opcode], "IF_TRUE" in name, keeps)
+                elif name == "UNARY_NOT":
+                    cls.dispatch_table[opcode] = put(table[opcode], lambda answer: not answer)
+                elif name == "TO_BOOL":
+                    cls.dispatch_table[opcode] = put(table[opcode], lambda answer: answer)
+        try:
+            yield
+        finally:
+            for cls, table in saved:
+                cls.dispatch_table = table
