@@ -123,7 +123,8 @@ class Follower:
             real = torch.tensor(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
-        fake = _fake(self.recorder, real)
+        with outside_modes():
+            fake = _fake(self.recorder, real)
         index = self._number.get(kind, 0)
         self._number[kind] = index + 1
         data = None if isinstance(real, FakeTensor) or real.is_meta else real

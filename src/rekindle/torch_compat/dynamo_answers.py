@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,14 @@ class Ask(Protocol):
 _PLUMBING = frozenset({"CompileableContextVar.set", "_register_model_output_pytree_node"})
 # Functions of libraries whose answer in eager is known, and whose code cannot be read.
 _CONSTANT = {("transformers.utils.import_utils", "is_tracing"): False}
+# Functions of shapes alone whose code cannot be read, run as they are.
+_OF_SHAPES = (
+    ("opt_einsum.contract", "contract_path"),
+    ("opt_einsum.backends.dispatch", "get_func"),
+    ("opt_einsum.sharing", "currently_sharing"),
+)
+# Functions that prepare a model once, at its first call: run as they are, as that call would.
+_PREPARING = (("transformers.utils.output_capturing", "maybe_install_capturing_hooks"),)
 # Libraries whose loggers say a thing once; a line less is what a second step would print anyway.
 _QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
 
@@ -97,11 +105,8 @@ def _constant(value: Any) -> Any:
 def _functions_answered(mark: Callable[..., Any], marked: list[fx.Node]) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
-    answers: dict[types.CodeType, Any] = {}
-    for (module, name), answer in _CONSTANT.items():
-        function = getattr(sys.modules.get(module), name, None)
-        if hasattr(function, "__code__"):
-            answers[function.__code__] = answer
+    answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
+    of_shapes, preparing = _codes(_OF_SHAPES), _codes(_PREPARING)
     read = UserFunctionVariable.call_function
 
     @functools.wraps(read)
@@ -112,10 +117,54 @@ def _functions_answered(mark: Callable[..., Any], marked: list[fx.Node]) -> Iter
             return _constant(None)
         if code in answers:
             return _constant(answers[code])
+        if code in of_shapes:
+            return _run_on_shapes(tx, self.fn, args, kwargs)
+        if code in preparing:
+            self.fn(*[argument.value for argument in args])
+            return _constant(None)
         return read(self, tx, args, kwargs)
 
     with _set(UserFunctionVariable, "call_function", call_function):
         yield
+
+
+def _codes(places: Iterable[tuple[str, str]]) -> dict[types.CodeType, tuple[str, str]]:
+    """The code of functions of modules that are imported."""
+    found = {}
+    for module, name in places:
+        function = getattr(sys.modules.get(module), name, None)
+        if hasattr(function, "__code__"):
+            found[function.__code__] = (module, name)
+    return found
+
+
+def _run_on_shapes(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """Runs a function that only asks tensors for their shapes, on tensors without data."""
+    from torch._dynamo.variables import ListVariable, TensorVariable, TupleVariable
+    from torch._dynamo.variables.base import VariableTracker
+
+    tensors: dict[int, Any] = {}
+
+    def example(variable: Any) -> Any:
+        if not isinstance(variable, TensorVariable):
+            return variable.as_python_constant()
+        value = variable.as_proxy().node.meta["example_value"]
+        tensors[id(value)] = variable
+        return value
+
+    def variable(value: Any) -> Any:
+        if id(value) in tensors:
+            return tensors[id(value)]
+        if type(value) is list:
+            return ListVariable([variable(v) for v in value])
+        if type(value) is tuple:
+            return TupleVariable([variable(v) for v in value])
+        if type(value) in (set, frozenset):
+            value = frozenset(value)
+        return VariableTracker.build(tx, value)
+
+    given = [example(argument) for argument in args]
+    return variable(function(*given, **{k: example(v) for k, v in kwargs.items()}))
 
 
 def _loss_node(tx: Any, out: Any) -> list[fx.Node]:
