@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from rekindle.capture import capture
 from rekindle.core import Op, Problem, Value, check_problem, write_problem
+from rekindle.pipeline import captured
+from rekindle.plans.options import Options
 from rekindle.program import analyse
-from rekindle.rewrite.passes import rewrite
 
 # name -> (kind, full name, |N| and |V| of the paper)
 MODELS = {
@@ -113,7 +113,7 @@ def build(name: str) -> tuple[torch.nn.Module, tuple, dict]:
 
 def problem_of(name: str) -> Problem:
     model, args, kwargs = build(name)
-    program = analyse(rewrite(capture(model, args, kwargs)))
+    program = analyse(captured(Options(), model, args, kwargs)[0])
     problem = Problem(
         values=tuple(Value(value.name, value.size_bytes) for value in program.values),
         ops=tuple(

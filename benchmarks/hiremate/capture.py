@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from models import FACTORIES, FURTHER, SMALL, Sample
 
-from rekindle.capture import capture
 from rekindle.core import Problem, write_problem
+from rekindle.pipeline import captured
+from rekindle.plans.options import Options
 from rekindle.profile import load_device, profile_nodes
 from rekindle.program import analyse
 from rekindle.program.formulate import formulate
-from rekindle.rewrite.passes import rewrite
 
 HERE = Path(__file__).parent
 PROBLEMS = HERE.parents[1] / "build" / "hiremate"  # where the other scripts look for them
@@ -43,7 +43,7 @@ def without_gradients(problem: Problem) -> Problem:
 def capture_model(factory: Callable[[], Sample], name: str, device: str) -> Problem:
     with torch.device("meta"):
         model, args = factory()
-    joint = rewrite(capture(model, args, {}))
+    joint = captured(Options(), model, args, {})[0]
     description = load_device(device)
     profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
     return formulate(analyse(joint), profile, name)

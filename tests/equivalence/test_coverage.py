@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from support.compare import assert_same, seed, train
 from support.manage import assert_trains_alike, example_of, manage
+from support.recording import capture
 from support.schedules import SCHEDULES
 from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
 import rekindle
 from rekindle import pipeline
-from rekindle.capture import capture
 from rekindle.core import simulate
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.runtime.managed_module import MissedPlanWarning

@@ -147,9 +147,7 @@ def capture(follower: Follower, graph: fx.GraphModule, inputs: Sequence[Any]) ->
         return joint.with_tangents(_default_tangents(losses, joint.session.outputs))
 
 
-def _joint(
-    follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node]
-) -> JointGraph:
+def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> JointGraph:
     """The forward alone."""
     recorder = follower.recorder
     if not any(node.op == "call_function" for node in recorder.graph.nodes):

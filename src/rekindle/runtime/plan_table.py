@@ -158,7 +158,9 @@ class Manager:
     def difference(self, call: Call) -> str:
         """How a call differs from the planned one that is most like it."""
         layouts = input_layouts(call.args, call.kwargs)
-        nearest = min(self.entries, key=lambda e: len(set(layouts.items()) ^ set(e.layouts.items())))
+        nearest = min(
+            self.entries, key=lambda e: len(set(layouts.items()) ^ set(e.layouts.items()))
+        )
         if layouts.keys() != nearest.layouts.keys():
             names = ", ".join(layouts) or "none"
             planned = ", ".join(nearest.layouts) or "none"

@@ -79,7 +79,10 @@ class Runner:
             n for n in joint.nodes if n.op == "placeholder" and source_of(n).kind != "tangent"
         )
         entry = {n: i for i, n in enumerate(joint.entries) if n is not None}
-        self.origins = [(True, entry[n]) if n in entry else (False, source_of(n).index) for n in self.placeholders]
+        self.origins = [
+            (True, entry[n]) if n in entry else (False, source_of(n).index)
+            for n in self.placeholders
+        ]
         position = {n: i for i, n in enumerate(self.placeholders)}
         self.guards = Guards(joint) if guards is None else guards
         position_of_source = {source_of(n): i for n, i in position.items()}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.benchmark_scripts import load_script
+from support.recording import capture
 from support.schedules import SCHEDULES
 from torch import fx
 
 import rekindle
-from rekindle.capture import JointGraph, capture
+from rekindle.capture import JointGraph
 from rekindle.program import analyse
 from rekindle.rewrite import graph_edit, layer_norm
 from rekindle.rewrite.passes import rewrite

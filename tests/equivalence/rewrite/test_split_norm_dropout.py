@@ -13,11 +13,11 @@ import torch
 from support.compare import assert_same, train
 from support.manage import manage
 from support.meter import every_output, measure_step
+from support.recording import capture
 from support.zoo import Example
 from torch import nn
 
 import rekindle
-from rekindle.capture import capture
 from rekindle.capture.node_facts import NO_STORAGE, facts
 from rekindle.core import simulate
 from rekindle.rewrite import graph_edit

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from support.recording import capture
 from torch import nn
 
-from rekindle.capture import Tangent, capture
+from rekindle.capture import Tangent
 from rekindle.capture.node_facts import facts
 from rekindle.capture.pytrees import split
 from rekindle.errors import CaptureError

@@ -11,9 +11,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from support.recording import capture
 from torch import nn
 
-from rekindle.capture import capture
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Schedule
 from rekindle.lower.emit import emit

@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 import torch
+from support.recording import capture
 from torch import nn
 
 import rekindle
-from rekindle.capture import capture
 from rekindle.capture.node_facts import NodeFacts, set_facts
 from rekindle.core import Schedule, keep_all
 from rekindle.errors import FileError, PlanMismatch

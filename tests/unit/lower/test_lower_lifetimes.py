@@ -3,10 +3,10 @@
 import pytest
 import torch
 from support.random_models import RandomModel
+from support.recording import capture
 from support.schedules import SCHEDULES
 from torch import nn
 
-from rekindle.capture import capture
 from rekindle.core.simulate import copies
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.profile import profile_nodes

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.recording import capture
 from torch import Tensor, nn
 
-from rekindle.capture import capture
 from rekindle.core import Op, Problem, Schedule, Value, keep_all, simulate
 from rekindle.predict import Predictor
 from rekindle.predict.caching_allocator import CachingPool, pool_peak

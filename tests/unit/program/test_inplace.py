@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.recording import capture
 
 from rekindle import rematerialize, verify
-from rekindle.capture import capture
 from rekindle.capture.node_facts import facts
 from rekindle.core import keep_all, simulate
 from rekindle.profile import profile_nodes

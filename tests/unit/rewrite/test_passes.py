@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.compare import assert_same, train
 from support.manage import example_of, manage
+from support.recording import capture
 from torch import nn
 
-from rekindle.capture import capture
 from rekindle.capture.node_facts import facts
 from rekindle.rewrite import graph_edit, passes
 from rekindle.rewrite.passes import PASSES, Pass, rewrite
