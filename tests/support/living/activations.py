@@ -7,7 +7,7 @@ from support.living.cases import Living, Note, case
 from torch import Tensor
 
 
-@case("e11", breaks=True, quick=True)
+@case("e11", quick=True)
 class ActivationInTheLoss(Living):
     def middle(self, h: Tensor) -> Tensor:
         self.h = torch.sin(h)
@@ -17,7 +17,7 @@ class ActivationInTheLoss(Living):
         return out.square().mean() + self.h.abs().mean()
 
 
-@case("e11", breaks=True, quick=True)
+@case("e11", quick=True)
 class GradientOfAnActivation(Living):
     """Grad-CAM: the forward asks for the gradient of what it stores."""
 
@@ -31,7 +31,7 @@ class GradientOfAnActivation(Living):
         note("gradient of the activation", self.h.grad)
 
 
-@case("e11", breaks=True)
+@case("e11")
 class RetainedByTheCaller(Living):
     def middle(self, h: Tensor) -> Tensor:
         self.h = torch.sin(h)
@@ -45,7 +45,7 @@ class RetainedByTheCaller(Living):
         note("gradient of the activation", self.h.grad)
 
 
-@case("e11", breaks=True)
+@case("e11")
 class GradientWithRespectToIt(RetainedByTheCaller):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)
@@ -55,7 +55,7 @@ class GradientWithRespectToIt(RetainedByTheCaller):
         self.h = None
 
 
-@case("e17", breaks=True)
+@case("e17")
 class RetainGradInForward(Living):
     def middle(self, h: Tensor) -> Tensor:
         h = torch.sin(h)

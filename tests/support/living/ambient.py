@@ -44,7 +44,7 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@case(breaks=True)
+@case()
 class FunctionModeAround(Dropping):
     asked = False
 
@@ -204,7 +204,7 @@ class WithoutGradientsBetween(Dropping):
             note("inference", self(*args, **kwargs).clone())
 
 
-@case("e4", breaks=True)
+@case("e4")
 class DefaultDtypeChanged(Living):
     def middle(self, h: Tensor) -> Tensor:
         return (h + torch.linspace(0, 1, 12)).float()
@@ -216,7 +216,7 @@ class DefaultDtypeChanged(Living):
         torch.set_default_dtype(torch.float32)
 
 
-@case("e4", breaks=True)
+@case("e4")
 class DefaultDeviceChanged(Living):
     """Tensors made on the meta device have no numbers: eager raises."""
 
@@ -243,7 +243,7 @@ class DeterministicToggled(Dropping):
         torch.use_deterministic_algorithms(False)
 
 
-@case("e4", breaks=True)
+@case("e4")
 class AsksForDeterminism(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * 2 if torch.are_deterministic_algorithms_enabled() else h * 3
@@ -272,7 +272,7 @@ class AsksWhetherItIsCompiled(nn.Module):
         return x * 2 if torch.compiler.is_compiling() else x * 3
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class UserCompilesMeanwhile(Dropping):
     """The user's own torch.compile is told that it compiles, the managed model that it does not."""
 
@@ -292,7 +292,7 @@ class UserCompilesMeanwhile(Dropping):
         return self.got
 
 
-@case(breaks=True, shows=False)
+@case(shows=False)
 class UserCompilesTheModel(Dropping):
     """The managed model inside of a function that is compiled."""
 
@@ -315,7 +315,7 @@ class UserCompilesTheModel(Dropping):
         self.asked = True
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class AsksWhetherItIsTraced(Living):
     def middle(self, h: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.jit.is_scripting():

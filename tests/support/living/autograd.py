@@ -18,7 +18,7 @@ with warnings.catch_warnings():
         return torch.sin(h) * scale
 
 
-@case("e17", breaks=True, quick=True)
+@case("e17", quick=True)
 class SparseGradients(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class SparseGradients(Living):
         return ((data(step, BATCH, 5).abs() * 5).long().clamp(max=19),), {}
 
 
-@case("e17", breaks=True)
+@case("e17")
 class SparseLater(SparseGradients):
     def __init__(self) -> None:
         super().__init__()
@@ -53,18 +53,18 @@ class Checkpointed(Living):
         return nn.functional.dropout(torch.sin(h), 0.2)
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class CheckpointInside(Checkpointed):
     def change(self) -> None:
         self.block[2].p = 0.6
 
 
-@case(breaks=True)
+@case()
 class ReentrantCheckpointInside(CheckpointInside):
     reentrant = True
 
 
-@case(breaks=True)
+@case()
 class CheckpointTurnedOn(Checkpointed):
     checkpointing = False
 
@@ -75,7 +75,7 @@ class CheckpointTurnedOn(Checkpointed):
         self.checkpointing = True
 
 
-@case(breaks=True)
+@case()
 class CheckpointWithoutItsStream(Checkpointed):
     def middle(self, h: Tensor) -> Tensor:
         return checkpoint(self.block, h, use_reentrant=False, preserve_rng_state=False)
@@ -88,7 +88,7 @@ class CheckpointWithoutItsStream(Checkpointed):
         self.block[2].p = 0.0
 
 
-@case("e17", breaks=True, quick=True)
+@case("e17", quick=True)
 class TorchScriptFunction(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class TwoCallsWithDropout(Twice):
         self.loss(second).backward()
 
 
-@case("e11", breaks=True, shows=False, quick=True)
+@case("e11", shows=False, quick=True)
 class ForwardModeAround(Living):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         if self.asked:
@@ -146,7 +146,7 @@ class ForwardModeAround(Living):
         self.asked = True
 
 
-@case("e11", breaks=True, shows=False)
+@case("e11", shows=False)
 class JvpAround(ForwardModeAround):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         if self.asked:
@@ -154,7 +154,7 @@ class JvpAround(ForwardModeAround):
         Living.train_step(self, note, args, kwargs)
 
 
-@case("e17", breaks=True, shows=False, quick=True)
+@case("e17", shows=False, quick=True)
 class GradOfFunctorchAround(Living):
     asked = False
 
@@ -167,7 +167,7 @@ class GradOfFunctorchAround(Living):
         super().train_step(note, args, kwargs)
 
 
-@case("e17", breaks=True, shows=False)
+@case("e17", shows=False)
 class VmapAround(GradOfFunctorchAround):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         if self.asked:
@@ -175,7 +175,7 @@ class VmapAround(GradOfFunctorchAround):
         Living.train_step(self, note, args, kwargs)
 
 
-@case("e17", breaks=True, shows=False)
+@case("e17", shows=False)
 class FunctionalCallAround(GradOfFunctorchAround):
     """Other parameters than its own, by name."""
 
@@ -225,7 +225,7 @@ class AnomalyModeFindsNan(AnomalyMode):
         return torch.sqrt(h - h.detach())
 
 
-@case(breaks=True, refusal="double backward")
+@case(refusal="double backward")
 class GradientPenalty(Living):
     """A gradient of a gradient."""
 
@@ -299,7 +299,7 @@ class FunctionReadsAClassAttribute(Living):
         Doubled.scale = 2.0
 
 
-@case(breaks=True)
+@case()
 class GradModeInside(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class DetachedByAFlag(Living):
         self.stop = True
 
 
-@case(breaks=True)
+@case()
 class AutocastInside(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class AutocastInside(Living):
         self.dtype = None
 
 
-@case(breaks=True)
+@case()
 class SavedTensorsHooksAround(Living):
     """A pack hook of the caller sees what eager saves; the numbers are the same."""
 

@@ -19,13 +19,13 @@ class Recurrent(Living):
         return out.reshape(BATCH, 12)
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class Lstm(Recurrent):
     def change(self) -> None:
         self.rnn.dropout = 0.6
 
 
-@case(breaks=True)
+@case()
 class Gru(Recurrent):
     kind = nn.GRU
 
@@ -55,7 +55,7 @@ class LstmKeepsItsState(Living):
         return self.state
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class BranchOnABuffer(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class BranchOnABuffer(Living):
         self.level.neg_()
 
 
-@case(breaks=True)
+@case()
 class NumberOfABuffer(BranchOnABuffer):
     def middle(self, h: Tensor) -> Tensor:
         return h * self.level.item()
@@ -87,7 +87,7 @@ class BufferCountsAndIsRead(Living):
         return h * (0.5 if int(self.calls) < 3 else 2.0)
 
 
-@case(breaks=True, quick=True)
+@case(quick=True)
 class BranchOnAnInput(Living):
     def forward(self, x: Tensor, flag: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))

@@ -23,7 +23,7 @@ class Auxiliary(Living):
         return [t.detach() for t in self.losses()] if hasattr(self, "aux") else ()
 
 
-@case("e2", breaks=True, quick=True)
+@case("e2", quick=True)
 class ListOfLosses(Auxiliary):
     def forward(self, x: Tensor) -> Tensor:
         self.aux = []
@@ -35,7 +35,7 @@ class ListOfLosses(Auxiliary):
         return h * 2
 
 
-@case("e2", breaks=True)
+@case("e2")
 class DictOfLosses(Auxiliary):
     def middle(self, h: Tensor) -> Tensor:
         self.aux = {"norm": h.norm(), "mean": h.mean()}
@@ -57,7 +57,7 @@ class Expert(nn.Module):
         return h * chances[:, :1]
 
 
-@case("e2", breaks=True)
+@case("e2")
 class ListGivenToSubmodules(Auxiliary):
     """As in mixtures of experts: each layer adds its balance loss to the model's list."""
 
@@ -75,7 +75,7 @@ class ListGivenToSubmodules(Auxiliary):
         self.experts[1].weight = 0.25
 
 
-@case("e2", breaks=True)
+@case("e2")
 class ListClearedAndFilled(Auxiliary):
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class NamespaceOfLosses(Auxiliary):
 LOSSES: list[Tensor] = []
 
 
-@case("e3", breaks=True, quick=True)
+@case("e3", quick=True)
 class GlobalList(Living):
     def middle(self, h: Tensor) -> Tensor:
         LOSSES.append(h.abs().mean())
@@ -126,7 +126,7 @@ class Collector:
         self.kept.append(h.mean())
 
 
-@case("e3", breaks=True)
+@case("e3")
 class ListOfAHelper(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class TensorHookKeepsGradients(Living):
         return self.gradients
 
 
-@case("e2", breaks=True, steady=False, quick=True)
+@case("e2", steady=False, quick=True)
 class Counter(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -175,14 +175,14 @@ class Counter(Living):
         return self.calls
 
 
-@case("e2", breaks=True, steady=False)
+@case("e2", steady=False)
 class CounterThatNothingReads(Counter):
     def middle(self, h: Tensor) -> Tensor:
         self.calls += 1
         return h
 
 
-@case("e2", breaks=True, steady=False)
+@case("e2", steady=False)
 class CounterOfASubmodule(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class CounterOfASubmodule(Living):
 CALLS = 0
 
 
-@case("e3", breaks=True, steady=False)
+@case("e3", steady=False)
 class GlobalCounter(Living):
     def middle(self, h: Tensor) -> Tensor:
         global CALLS
@@ -214,7 +214,7 @@ class GlobalCounter(Living):
         CALLS = 0
 
 
-@case("e2", breaks=True)
+@case("e2")
 class RunningMeanAttribute(Living):
     """A tensor that is no buffer, replaced by each call."""
 
@@ -230,7 +230,7 @@ class RunningMeanAttribute(Living):
         return self.mean
 
 
-@case("e2", breaks=True)
+@case("e2")
 class RunningMeanInPlace(RunningMeanAttribute):
     def middle(self, h: Tensor) -> Tensor:
         self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
@@ -251,7 +251,7 @@ class RunningNumber(Living):
         return self.level
 
 
-@case("e2", breaks=True, steady=False, quick=True)
+@case("e2", steady=False, quick=True)
 class CacheOnSelf(Living):
     """A table made at the first call and found at the others."""
 
@@ -271,7 +271,7 @@ class CacheOnSelf(Living):
         return self.tables
 
 
-@case("e2", breaks=True, steady=False)
+@case("e2", steady=False)
 class FirstCallInitializes(Living):
     """As ActNorm: the first batch decides the parameters' values."""
 
@@ -304,7 +304,7 @@ class IteratorOfScales(Living):
         return self.scales.__length_hint__()
 
 
-@case("e6", breaks=True, steady=False)
+@case("e6", steady=False)
 class CountOfItertools(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class GeneratorOfPython(Living):
         return h * next(self.scales)
 
 
-@case("e3", breaks=True, steady=False)
+@case("e3", steady=False)
 class Deque(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Deque(Living):
         return self.recent
 
 
-@case("e3", breaks=True, steady=False)
+@case("e3", steady=False)
 class QueueOfFloats(Living):
     def __init__(self) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from support.living import (
     activations,
     ambient,
     arguments,
+    asked,
     attributes,
     autograd,
     branches,
@@ -14,6 +15,7 @@ from support.living import (
     norms,
     outside,
     parameters,
+    patched,
     randomness,
     surroundings,
 )
@@ -23,6 +25,7 @@ ROOMS = (
     activations,
     ambient,
     arguments,
+    asked,
     attributes,
     autograd,
     branches,
@@ -33,6 +36,7 @@ ROOMS = (
     norms,
     outside,
     parameters,
+    patched,
     randomness,
     surroundings,
 )

@@ -124,7 +124,7 @@ class HookOnTheModelItself(WithInner):
         self.register_forward_hook(lambda module, args, out: out - 1)
 
 
-@case("e9", breaks=True, quick=True)
+@case("e9", quick=True)
 class BackwardHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_hook(
@@ -136,13 +136,13 @@ class BackwardHookReplaced(WithInner):
         self.inner.register_full_backward_hook(lambda module, got, given: (got[0] * 0.25,))
 
 
-@case("e9", breaks=True)
+@case("e9")
 class BackwardHookAdded(WithInner):
     def change(self) -> None:
         self.inner.register_full_backward_hook(lambda module, got, given: (got[0] * 0.25,))
 
 
-@case("e9", breaks=True)
+@case("e9")
 class BackwardPreHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_pre_hook(
@@ -306,7 +306,7 @@ class FunctionOfTorchPatched(Living):
         nn.functional.softplus = self.original
 
 
-@case("e3", breaks=True)
+@case("e3")
 class HookKeepsActivations(WithInner):
     """A dictionary of activations filled by hooks, as feature extractors do."""
 

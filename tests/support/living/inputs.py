@@ -80,7 +80,7 @@ class InputIsABuffer(Living):
         return (data(step), torch.linspace(0, 1, 12) if step < 2 else self.shift), {}
 
 
-@case("e11", breaks=True, quick=True)
+@case("e11", quick=True)
 class ArgumentMadeToRequireGrad(Living):
     """As in a gradient penalty: the caller finds a gradient at its input."""
 
@@ -89,7 +89,7 @@ class ArgumentMadeToRequireGrad(Living):
         return super().forward(x)
 
 
-@case("e17", breaks=True, shows=False, quick=True)
+@case("e17", shows=False, quick=True)
 class OutputIsAViewOfAnArgument(Living):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         out = super().forward(x)
@@ -109,7 +109,7 @@ class OutputIsAViewOfAnArgument(Living):
         self.loss(out).backward()
 
 
-@case("e17", breaks=True, shows=False)
+@case("e17", shows=False)
 class OutputIsAViewOfAParameter(Living):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(x), self.first.weight.t()

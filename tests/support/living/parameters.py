@@ -229,14 +229,14 @@ class OldWeightNormRemoved(Living):
         nn.utils.remove_weight_norm(self.first)
 
 
-@case("e17", breaks=True)
+@case("e17")
 class SpectralNormAdded(Living):
     def change(self) -> None:
         torch.manual_seed(5)
         parametrizations.spectral_norm(self.first)
 
 
-@case("e17", breaks=True)
+@case("e17")
 class SpectralNormRemoved(Living):
     def __init__(self) -> None:
         super().__init__()

@@ -89,20 +89,20 @@ class OwnGenerator(Living):
         return self.source
 
 
-@case("e1", breaks=True, quick=True)
+@case("e1", quick=True)
 class OwnGeneratorRand(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         return h * torch.rand(h.shape, generator=self.source)
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorBernoulli(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         keep = torch.bernoulli(torch.full_like(h, 0.5), generator=self.source)
         return torch.sin(h * keep)
 
 
-@case("e1", breaks=True, quick=True)
+@case("e1", quick=True)
 class OwnGeneratorDropout(OwnGenerator):
     """Dropout by hand, its mask drawn in place, with the default stream's dropout around it."""
 
@@ -112,39 +112,39 @@ class OwnGeneratorDropout(OwnGenerator):
         return torch.nn.functional.dropout(torch.sin(h * mask), 0.3)
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorNormal(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         return torch.tanh(h + torch.empty_like(h).normal_(0.0, 0.2, generator=self.source))
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorUniformTwice(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         h = torch.sin(h + torch.empty_like(h).uniform_(generator=self.source))
         return torch.sin(h * torch.randn(h.shape, generator=self.source))
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorPermutes(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         return h + h[torch.randperm(h.shape[0], generator=self.source)]
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorMultinomial(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         weights = torch.ones(h.shape[0])
         return h + h[torch.multinomial(weights, 64, replacement=True, generator=self.source)]
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorReseeded(OwnGeneratorRand):
     def change(self) -> None:
         self.source.manual_seed(99)
 
 
-@case("e1", breaks=True)
+@case("e1")
 class OwnGeneratorReplaced(OwnGeneratorRand):
     def change(self) -> None:
         self.source = torch.Generator().manual_seed(99)
@@ -157,7 +157,7 @@ class OwnGeneratorMadeInForward(Living):
         return h * torch.rand(h.shape, generator=source)
 
 
-@case("e1", breaks=True)
+@case("e1")
 class GeneratorArgument(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class GeneratorArgument(Living):
         return self.source
 
 
-@case("e1", breaks=True)
+@case("e1")
 class TwoGenerators(OwnGenerator):
     """Two streams that start alike; after the change both names mean one stream."""
 
@@ -193,7 +193,7 @@ class TwoGenerators(OwnGenerator):
         return self.source, self.other
 
 
-@case("e1", breaks=True)
+@case("e1")
 class DefaultGeneratorByName(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * torch.rand(h.shape, generator=torch.default_generator)
