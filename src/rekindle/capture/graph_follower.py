@@ -74,6 +74,7 @@ class Follower:
         """The number in the tensor of a node, `.item()`."""
         self.follow(graph, attributes, self._examples)
         with self._running():
+            self.recorder.line = _line(node)
             return self.values[node].item()
 
     def follow(
@@ -189,8 +190,7 @@ class _Run:
     def node(self, node: fx.Node) -> Any:
         recorder = self.follower.recorder
         recorder.module_path[-1] = self.follower.path(node)
-        lines = _LINE.findall(node.meta.get("stack_trace") or "")
-        recorder.line = ":".join(lines[-1]) if lines else ""
+        recorder.line = _line(node)
         try:
             if node.op == "get_attr":
                 return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
@@ -215,6 +215,11 @@ class _Run:
                 return fx.node.map_arg(node.args[0], run.value)
             values[node] = next(rest) if node.op == "placeholder" else run.node(node)
         raise AssertionError("a graph without an output")
+
+
+def _line(node: fx.Node) -> str:
+    lines = _LINE.findall(node.meta.get("stack_trace") or "")
+    return ":".join(lines[-1]) if lines else ""
 
 
 class _Attributes:
