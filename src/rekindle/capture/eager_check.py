@@ -15,6 +15,7 @@ import torch
 from rekindle.capture.module_state import left_as_it_was
 from rekindle.capture.node_facts import source_of
 from rekindle.capture.pytrees import split
+from rekindle.capture.random_streams import left_alone, reachable_generators
 from rekindle.capture.recorder import FOREIGN, Recorder
 from rekindle.capture.sample import Sample
 from rekindle.capture.subgraph import run_slice
@@ -58,6 +59,7 @@ def run_eagerly(sample: Sample) -> Eager:
 
     with (
         torch.random.fork_rng(_devices(sample)),
+        left_alone(_generators(sample)),
         left_as_it_was(sample.model, copies),
         torch.autograd.graph.saved_tensors_hooks(forget, missing),
     ):
@@ -85,7 +87,12 @@ def difference(
             new = replaced.get(source.name)
             wanted.append(node if new is None else recorder.node_of(new))
             eager_tensors.append(eager.buffers[source.name])
-    with outside_modes(), torch.random.fork_rng(_devices(sample)), eager_kernels():
+    with (
+        outside_modes(),
+        torch.random.fork_rng(_devices(sample)),
+        left_alone(_generators(sample)),
+        eager_kernels(),
+    ):
         everything = list(recorder.graph.nodes)
         values = run_slice(everything, recorder.reals, wanted, keep_stream=True)
         streams = _streams(sample)
@@ -101,8 +108,16 @@ def _devices(sample: Sample) -> list[torch.device]:
     return [sample.device] if sample.device.type == "cuda" else []
 
 
+def _generators(sample: Sample) -> list[torch.Generator]:
+    return reachable_generators(sample.model, sample.args, sample.kwargs)
+
+
 def _streams(sample: Sample) -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in _devices(sample))]
+    return [
+        torch.get_rng_state(),
+        *(torch.cuda.get_rng_state(d) for d in _devices(sample)),
+        *(generator.get_state() for generator in _generators(sample)),
+    ]
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

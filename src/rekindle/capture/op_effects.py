@@ -13,12 +13,16 @@ aten = torch.ops.aten
 # These update running statistics in place without saying so in their schema: the positions of
 # (running_mean, running_var, training). Run again with None for both, they give the same outputs
 # and leave the statistics alone.
-_STATISTICS: dict[Any, tuple[int, int, int]] = {
+_STATISTICS: dict[Any, tuple[int, int, int | None]] = {
     aten.native_batch_norm.default: (3, 4, 5),
     aten.cudnn_batch_norm.default: (3, 4, 5),
     aten.miopen_batch_norm.default: (3, 4, 5),
     aten._native_batch_norm_legit.default: (3, 4, 5),
-    aten._batch_norm_with_update.default: (3, 4, None),  # type: ignore[dict-item]
+    aten._batch_norm_with_update.default: (3, 4, None),
+    # SyncBatchNorm's, on a GPU.
+    aten.batch_norm_gather_stats.default: (3, 4, None),
+    aten.batch_norm_gather_stats_with_counts.default: (3, 4, None),
+    aten.batch_norm_update_stats.default: (1, 2, None),
 }
 
 # Never run twice: other ranks take part, or the world outside the graph is touched.
