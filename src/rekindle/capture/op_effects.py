@@ -80,6 +80,11 @@ def statistics_positions(node: fx.Node) -> tuple[int, ...]:
     return tuple(p for p in (mean, var) if isinstance(node.args[p], fx.Node))
 
 
+def statistics_of(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The running statistics that this call updates."""
+    return tuple(node.args[p] for p in statistics_positions(node))
+
+
 @functools.cache
 def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of each argument that the schema of an overload says is written to."""
@@ -94,7 +99,7 @@ def written_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensor arguments that this call writes to."""
     if not is_overload(node.target):
         return ()
-    found: list[fx.Node] = [node.args[p] for p in statistics_positions(node)]
+    found: list[fx.Node] = list(statistics_of(node))
     for position, name in _written_arguments(node.target):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
         for leaf in value if isinstance(value, (list, tuple)) else (value,):

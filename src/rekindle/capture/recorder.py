@@ -113,6 +113,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             )
         return node
 
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage; NO_STORAGE where no op was seen to make it."""
+        return self._storages.get(storage_key(tensor), NO_STORAGE)
+
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._node_of
 

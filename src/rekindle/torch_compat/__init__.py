@@ -15,6 +15,7 @@ from rekindle.torch_compat.autograd import (
     backward_keeps_graph,
     backward_node,
     forward_sequence_nr,
+    kept_tensors,
     node_sequence_nr,
 )
 from rekindle.torch_compat.cuda_kernels import CudaKernel
@@ -77,6 +78,7 @@ __all__ = [
     "is_higher_order",
     "is_overload",
     "is_saved_region",
+    "kept_tensors",
     "named_call",
     "new_fake_mode",
     "nn_functions",
