@@ -63,7 +63,7 @@ class PlanMismatch(RekindleError):
 
 
 class ChangedInPlace(RekindleError, RuntimeError):
-    """A tensor that a plan needs for its backward was written to before that backward."""
+    """A tensor changed in place before the backward, where eager allows it and the plan cannot."""
 
 
 class DeviceProfileError(RekindleError, ValueError):

@@ -1,14 +1,11 @@
 """What an op leaves behind besides its result, when a schedule runs it again: random streams of the
 model's own, running statistics."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_same, keep, seed, train
+from support.compare import assert_same, train
 from support.manage import assert_trains_alike, example_of, manage
-from support.random_models import RandomModel
 from support.schedules import SCHEDULES
 from support.zoo import Example, gaussian
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What stays alive after a step: nothing of it, once its backward has run or its outputs are gone."""
+"""What stays alive after a step: nothing, once its backward has run or its outputs are gone."""
 
 import gc
 import weakref
@@ -110,7 +110,7 @@ def test_e14_errors_in_the_backward(where: str, schedule: str, device: torch.dev
 
     hooks = []
     if where == "hook":
-        last = list(model.parameters())[0]  # ready when the backward has run
+        last = next(iter(model.parameters()))  # ready when the backward has run
         hooks.append(last.register_post_accumulate_grad_hook(failing))
     losses = []
     while xs:
@@ -160,5 +160,3 @@ def test_e14_errors_in_the_forward() -> None:
             with pytest.raises(IndexError):
                 model(xs.pop(), good + 99)
         assert alive(refs) == 0
-
-

@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from rekindle.capture import cudnn_rnn
 from rekindle.capture.autocast import autocast_as, autocast_state
+from rekindle.capture.autograd_marks import refuse_marks, shown_arguments
 from rekindle.capture.dynamo_route import run_read
 from rekindle.capture.eager_check import difference, explained, run_eagerly
 from rekindle.capture.fake_tensors import fake_tensors_answer, libraries_see_real_tensors
@@ -175,7 +176,9 @@ def _captured(sample: Sample) -> JointGraph:
             "nothing requires grad: no parameter or input that an output depends on has "
             "requires_grad=True; for inference call this under torch.no_grad()"
         )
-    return joint.with_tangents(_default_tangents(traced.out, joint.session.outputs))
+    outputs = joint.session.outputs
+    shown = shown_arguments(traced.recorder, outputs)
+    return joint.with_tangents(_default_tangents(traced.out, outputs, shown))
 
 
 def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -234,6 +237,7 @@ def _trace(sample: Sample, *, read: bool) -> _Traced:
             "forward changes one of its arguments (a list, dict or object such as a cache), which "
             "a plan cannot repeat; pass tensors, or switch the cache off (use_cache=False)"
         )
+    refuse_marks(recorder, fakes.values(), leaves, split((out, list(attributes.values())))[0])
     return _Traced(recorder, tuple(leaves), out, attributes)
 
 
@@ -311,6 +315,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     finally:
         for hook in hooks:
             hook.remove()
+        recorder.drop_retained_gradients()
     gradients = tuple(
         (recorder.node_of(leaf), recorder.node_of(gradient))
         for leaf, gradient in zip(leaves, found, strict=True)
@@ -370,8 +375,11 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
     return hook
 
 
-def _default_tangents(out: Any, tensors: Sequence[torch.Tensor]) -> tuple[Tangent, ...]:
+def _default_tangents(
+    out: Any, tensors: Sequence[torch.Tensor], shown: set[int]
+) -> tuple[Tangent, ...]:
     able = [i for i, t in enumerate(tensors) if t.requires_grad and t.grad_fn is not None]
+    able = [i for i in able if i not in shown]
     if not able:
         raise NothingToPlan("no output of the model is computed from what requires grad")
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)

@@ -1,6 +1,6 @@
 """What the generated code calls besides ops: copies of storages, and random ops run again."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,7 +18,8 @@ def clone_storage(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-Stream = torch.device | torch.Generator  # the device's own stream, or the one an op was given
+# The device's own stream, or the one that an op was given.
+Stream: TypeAlias = torch.device | torch.Generator
 
 
 def generator_of(stream: Stream) -> torch.Generator:

@@ -2,9 +2,9 @@
 allows, and what a plan can do about those.
 
 Eager refuses a write to what it keeps for the backward, and what it keeps the recording tells: what
-the autograd nodes of the fake forward have saved. A plan may keep other tensors, or compute again from tensors
-that eager has done with. Where such a one was written to, the backward makes what it lacks from the
-rest (`other_gradients`); where that cannot be done it is refused. It is never wrong.
+the autograd nodes of the fake forward have saved. A plan may keep other tensors, or compute again
+from tensors that eager has done with. Where such a one was written to, the backward makes what it
+lacks from the rest (`other_gradients`); where that cannot be done it is refused. It is never wrong.
 
 An output is watched through an empty tensor that shares its counter of versions: watching must not
 keep alive what the plan says is gone.
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from rekindle.capture import JointGraph
-from rekindle.capture.op_effects import statistics_of
 from rekindle.capture.node_facts import NO_STORAGE, Source, facts, source_of
-from rekindle.errors import ChangedInPlace
+from rekindle.capture.op_effects import statistics_of
+from rekindle.errors import ChangedInPlace, PlanMismatch
 from rekindle.lower.step_emitter import Saved
-from rekindle.torch_compat import kept_tensors
+from rekindle.torch_compat import kept_tensors, outputs_below
 
 if TYPE_CHECKING:
     from rekindle.runtime.runner import Runner, Step
@@ -51,8 +51,11 @@ def kept_by_eager(joint: JointGraph) -> frozenset[int]:
     )
 
 
-def version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # those are never kept by eager
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:  # tensors of inference mode have none; eager never keeps those
+        return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class Changes:
@@ -95,10 +98,7 @@ class Changes:
 
     def begin(self, step: "Step", made: Sequence[torch.Tensor], empty: torch.Tensor) -> None:
         """Notes the versions of everything; called when the forward has run."""
-        try:
-            step.versions = [t._version for t in step.residents]
-        except RuntimeError:
-            step.versions = [version(t) for t in step.residents]
+        step.versions = versions(step.residents)
         step.watches = []
         for slot in self.leaders:
             watch = made[slot].detach()
@@ -121,11 +121,10 @@ class Changes:
         """What this backward must do without; None for nothing. Raises where eager would."""
         pairs = zip(self.leaders, step.watches, strict=True)
         slots = [slot for slot, (watch, before) in pairs if watch._version != before]
-        residents = [
-            p for p, t in enumerate(step.residents) if version(t) != step.versions[p]
-        ]
-        if not slots and not residents:
+        now = versions(step.residents)
+        if not slots and now == step.versions:
             return None
+        residents = [p for p, v in enumerate(step.versions) if v != now[p]]
         kept_slots, kept_residents = self._kept_by_eager(joint)
         for p in residents:
             if p in kept_residents:
@@ -152,15 +151,36 @@ class Changes:
 
     def check_later(self, step: "Step", index: int) -> None:
         """Before a stretch that is not the first: what hooks may have written to meanwhile."""
-        residents = step.residents
-        for p in self.runner.stretch_positions[index]:
-            if version(residents[p]) != step.versions[p]:
+        positions = self.runner.stretch_positions[index]
+        for p, now in zip(positions, versions([step.residents[p] for p in positions]), strict=True):
+            if now != step.versions[p]:
                 raise self._as_eager(step, p)
         for slot in self.carried[index]:
             if slot >= 0:
                 watch, before = step.watches[self.leaders.index(slot)]
                 if watch._version != before:
                     raise RuntimeError(f"{_MODIFIED} {self._output(slot)} has been written to.")
+
+    def refuse_looks_inside(self, step: "Step", grads: Sequence[torch.Tensor | None]) -> None:
+        """retain_grad() or a hook on an output that the model went on computing from: of its
+        gradient, autograd sees only what comes from outside the plan."""
+        marked = []
+        for slot, ref in enumerate(step.given):
+            out = ref()
+            if out is not None and (out.retains_grad or out._backward_hooks):
+                marked.append(slot)
+        if not marked:
+            return
+        internal, outputs = self.runner.internal, self.runner.joint.recorded.session.outputs
+        arrived = [outputs[i] for i, g in zip(internal, grads, strict=True) if g is not None]
+        inside = outputs_below(arrived, outputs)
+        for slot in marked:
+            if internal[slot] in inside:
+                raise PlanMismatch(
+                    f"retain_grad() or a hook was set on {self._output(slot)}, from which other "
+                    "outputs are computed: the plan does not hand out its whole gradient; call the "
+                    "original model where you need it"
+                )
 
     def _kept_by_eager(self, joint: JointGraph) -> tuple[set[int], set[int]]:
         """Slots and positions of what eager keeps for this backward."""

@@ -24,6 +24,7 @@ from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
 from rekindle.runtime.runner import Runner
+from rekindle.torch_compat import transform_around
 
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
@@ -270,6 +271,9 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     manager: Manager = model.__dict__[KEY]
     manager.clock += 1
+    around = transform_around()
+    if around:
+        return _missed(model, manager, args, kwargs, around, plannable=False)
     tensors, structure = split((args, kwargs))
     entries = manager.plans.get(call_signature(tensors, structure))
     reason = "arguments that were not planned (shapes, dtypes, values, grad mode or autocast)"
@@ -357,13 +361,15 @@ def _run(
     return out
 
 
-def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str) -> Any:
-    waits = manager.first is None
+def _missed(
+    model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: str, plannable: bool = True
+) -> Any:
+    waits = manager.first is None and plannable
     without_gradients = not torch.is_grad_enabled() and manager.plans_gradients
     if without_gradients and (waits or manager.on_miss == "replan"):
         # Nothing is kept for a backward: eager needs less than the training that was planned.
         log.info("this call runs eagerly: %s", reason)
-    elif waits or manager.on_miss == "replan":
+    elif waits or (manager.on_miss == "replan" and plannable):
         plan = manager.make_plan(model, args, kwargs, plan_of(model))
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))

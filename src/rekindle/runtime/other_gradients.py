@@ -23,7 +23,9 @@ class OtherBackward:
     schedule. Else it is one stretch that brings back what it lacks, and is not held to the budget;
     the next forward is planned for it."""
 
-    def __init__(self, runner: "Runner", joint: JointGraph, changed: "Changed | None" = None) -> None:
+    def __init__(
+        self, runner: "Runner", joint: JointGraph, changed: "Changed | None" = None
+    ) -> None:
         self.joint = joint
         self.stretch: Stretch | None = None
         self.twin: Runner | None = None

@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
 from rekindle.capture.node_facts import source_of
 from rekindle.core import Problem, Schedule
+from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
@@ -43,7 +45,7 @@ class Step:
 
     __slots__ = (
         *("env", "gradients", "graphed", "other", "residents", "saved", "tangents", "versions"),
-        "watches",
+        *("given", "watches"),
         "__weakref__",
     )
 
@@ -56,6 +58,7 @@ class Step:
         self.gradients: dict[fx.Node, Any] = {}  # what that one has made
         self.versions: list[int] = []  # of the residents, when the forward ended
         self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
+        self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
         self.graphed = False  # whether its forward was the replay of a CUDA graph
 
     def release(self) -> None:
@@ -165,7 +168,11 @@ class Runner:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
         with torch.no_grad():
-            outs = self.forward(step)
+            try:
+                outs = self.forward(step)
+            except Exception as error:
+                name_line(error)
+                raise
             self.changes.count_writes(residents)
         if not self.lowered.stretches:
             return self.changes.share_counters(outs)
@@ -201,6 +208,9 @@ class Runner:
                 gradients = self.planned_backward(step, index)
             done = index < len(self.leaves) - 1
             return gradients
+        except Exception as error:
+            name_line(error)
+            raise
         finally:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
@@ -254,6 +264,7 @@ class Runner:
         what was written to since the forward, before anything runs."""
         if step.saved is None:
             raise _second_backward()
+        self.changes.refuse_looks_inside(step, grads)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state())
@@ -331,6 +342,7 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
         ctx.call = (runner, step)
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
         outs = tuple(runner.changes.share_counters(made))
+        step.given = [weakref.ref(out) for out in outs]
         ctx.mark_non_differentiable(*[outs[k] for k in runner.non_differentiable])
         return outs
 

@@ -17,6 +17,7 @@ from rekindle.torch_compat.autograd import (
     forward_sequence_nr,
     kept_tensors,
     node_sequence_nr,
+    outputs_below,
 )
 from rekindle.torch_compat.cuda_kernels import CudaKernel
 from rekindle.torch_compat.dynamo import is_saved_region, read_whole
@@ -47,6 +48,7 @@ from rekindle.torch_compat.running import (
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
+    transform_around,
 )
 from rekindle.torch_compat.storages import (
     borrowed,
@@ -83,6 +85,7 @@ __all__ = [
     "new_fake_mode",
     "nn_functions",
     "node_sequence_nr",
+    "outputs_below",
     "outside_modes",
     "python_references",
     "pytree",
@@ -92,4 +95,5 @@ __all__ = [
     "run_saved_regions_plainly",
     "storage_bytes",
     "storage_key",
+    "transform_around",
 ]

@@ -27,6 +27,20 @@ def backward_keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def outputs_below(roots: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> set[int]:
+    """Indices of the outputs that some root was computed from, so that part of their gradient comes
+    through it."""
+    place = {t.grad_fn: i for i, t in enumerate(outputs) if t.grad_fn is not None}
+    stack = [below for t in roots if t.grad_fn is not None for below, _ in t.grad_fn.next_functions]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [below for below, _ in node.next_functions]
+    return {i for node, i in place.items() if node in seen}
+
+
 def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """What the nodes of the autograd graph above these tensors have saved for their backward."""
     stack = [t.grad_fn for t in roots if t.grad_fn is not None]
