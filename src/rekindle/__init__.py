@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import (
     BudgetInfeasible,
     CaptureError,
+    ChangedInPlace,
     InvalidBudget,
     InvalidProblem,
     InvalidSchedule,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BudgetInfeasible",
     "CaptureError",
+    "ChangedInPlace",
     "InvalidBudget",
     "InvalidProblem",
     "InvalidSchedule",

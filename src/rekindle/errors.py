@@ -62,5 +62,9 @@ class PlanMismatch(RekindleError):
     """A plan applied to a model, input, torch release or device that it was not made for."""
 
 
+class ChangedInPlace(RekindleError, RuntimeError):
+    """A tensor changed in place before the backward, where eager allows it and the plan cannot."""
+
+
 class DeviceProfileError(RekindleError, ValueError):
     """A device description that does not exist or cannot be parsed."""

@@ -190,7 +190,8 @@ def recorded(
             return joint, reading
     with collector_at_rest():
         follower = Follower(Names(model, named_tensors((call.args, call.kwargs), "args")))
-        reading, follower.losses = read(call, follower.ask)
+        reading, returned = read(call, follower.ask)
+        follower.returned, follower.losses = returned.tensors, returned.losses
         joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
     known[:] = [(reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading

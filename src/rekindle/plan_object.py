@@ -20,7 +20,7 @@ from rekindle.capture import JointGraph
 from rekindle.frontend import Reading
 from rekindle.core import Problem, Schedule, Status
 from rekindle.errors import PlanMismatch, RekindleError
-from rekindle.pipeline import Captured, capture_for, plan_again, plan_call
+from rekindle.pipeline import Captured, capture_for, plan_again, plan_call, recorded
 from rekindle.plans.options import DEFAULTS, OnMiss, Options
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
@@ -396,6 +396,7 @@ def manage_plan(
         options.on_miss,
         planner or functools.partial(make_plan, options),
         functools.partial(_plan_again, options),
+        functools.partial(recorded, options),
         options.loss_fn,
         max_plans,
     )

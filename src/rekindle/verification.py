@@ -5,7 +5,6 @@ number generators. Both models are left as they were: gradients, buffers and sta
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from rekindle.capture.pytrees import path_names, split
+from rekindle.capture.random_streams import left_alone, reachable_generators
 from rekindle.predict import Prediction, StepMeasurement, measure_step
 
 
@@ -106,7 +106,7 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
                 found[f"gradient of {name}"] = _copied(tensor.grad)
         for name, buffer in model.named_buffers():
             found[f"buffer {name}"] = buffer.detach().clone()
-        for name, state in _generator_states().items():
+        for name, state in _generator_states(model, args, kwargs).items():
             found[f"random number generator {name}"] = state
     return found
 
@@ -133,8 +133,12 @@ def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _generator_states() -> dict[str, torch.Tensor]:
+def _generator_states(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, torch.Tensor]:
     found = {"cpu": torch.get_rng_state()}
+    for i, generator in enumerate(reachable_generators(model, args, kwargs)):
+        found[f"of the model {i}"] = generator.get_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for i in range(torch.cuda.device_count()):
             found[f"cuda:{i}"] = torch.cuda.get_rng_state(i)
@@ -150,10 +154,13 @@ def _restored_after(
     grads = [t.grad if t.is_leaf else None for t in tensors]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     contents = [(t, t.detach().clone()) for t in inputs]
-    streams = copy.copy(_generator_states())
+    own = reachable_generators(model, args, kwargs)
+    cpu = torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     versions = [t._version for t, _ in contents]
     try:
-        yield
+        with left_alone(own):
+            yield
     finally:
         with torch.no_grad():
             for buffer, old in buffers:
@@ -165,9 +172,8 @@ def _restored_after(
         for tensor, gradient in zip(tensors, grads, strict=True):
             if tensor.is_leaf:
                 tensor.grad = gradient
-        torch.set_rng_state(streams.pop("cpu"))
-        for name, state in streams.items():
-            torch.cuda.set_rng_state(state, name)
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(gpus)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
+    asked,
     is_saved_region,
     new_fake_mode,
     outside_modes,
@@ -57,7 +58,9 @@ class Follower:
         self._names = names
         self._first_state = _State.now()
         self.with_gradients = torch.is_grad_enabled()
-        self.losses: tuple[fx.Node, ...] = ()  # of the graph, where the output names one
+        # Nodes of the graph: all that the call returns, and what it calls its loss.
+        self.returned: tuple[fx.Node, ...] = ()
+        self.losses: tuple[fx.Node, ...] = ()
         self._start_over(None)
 
     def _start_over(self, graph: fx.Graph | None) -> None:
@@ -75,7 +78,7 @@ class Follower:
         self.follow(graph, attributes, self._examples)
         with self._running():
             self.recorder.line = _line(node)
-            return self.values[node].item()
+            return _Run(self, attributes, self._examples).value(node).item()
 
     def follow(
         self,
@@ -200,6 +203,8 @@ class _Run:
             if node.op == "call_module":
                 return self.attributes[str(node.target)](*args, **kwargs)
             assert callable(node.target)
+            if node.target is asked:
+                return None
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
             return node.target(*args, **kwargs)

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.autocast import autocast_as
+from rekindle.capture.autograd_marks import refuse_marks, shown_arguments
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
@@ -143,8 +144,7 @@ def capture(follower: Follower, graph: fx.GraphModule, inputs: Sequence[Any]) ->
                 "nothing requires grad: no parameter or input that an output depends on has "
                 "requires_grad=True; for inference call this under torch.no_grad()"
             )
-        losses = [follower.values[n] for n in follower.losses if n in follower.values]
-        return joint.with_tangents(_default_tangents(losses, joint.session.outputs))
+        return joint.with_tangents(_default_tangents(follower, joint.session.outputs))
 
 
 def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> JointGraph:
@@ -156,6 +156,8 @@ def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node])
         )
     result = next(n for n in graph.nodes if n.op == "output").args[0]
     made = [follower.value(n) for n in result]
+    given = [facts(n).value for n in follower.entries.values()]
+    refuse_marks(recorder, given, follower.leaves, made)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
@@ -194,6 +196,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     finally:
         for hook in hooks:
             hook.remove()
+        recorder.drop_retained_gradients()
     gradients = tuple(
         (recorder.node_of(leaf), recorder.node_of(gradient))
         for leaf, gradient in zip(leaves, found, strict=True)
@@ -254,14 +257,28 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
 
 
 def _default_tangents(
-    losses: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    follower: Follower, tensors: Sequence[torch.Tensor]
 ) -> tuple[Tangent, ...]:
+    """Gradients arrive for the loss, where the call returns one that is called so; else for all
+    scalars, where it returns one (what forward stores beside it may be a part of the loss); else
+    for all outputs."""
+    shown = shown_arguments(follower.recorder, tensors)
     able = [i for i, t in enumerate(tensors) if t.requires_grad and t.grad_fn is not None]
+    able = [i for i in able if i not in shown]
     if not able:
         raise NothingToPlan("no output of the model is computed from what requires grad")
-    scalars = [i for i in able if tensors[i].dim() == 0]
-    named = [i for i in able if any(tensors[i] is t for t in losses)] or scalars[:1]
-    return tuple(Tangent(i, dense_stride(tensors[i])) for i in named or able)
+
+    def among(nodes: Sequence[fx.Node]) -> list[int]:
+        values = {id(follower.values[n]) for n in nodes if n in follower.values}
+        return [i for i in able if id(tensors[i]) in values]
+
+    returned = among(follower.returned)
+    wanted = among(follower.losses)
+    if not wanted and any(tensors[i].dim() == 0 for i in returned):
+        stored = set(able) - set(returned)
+        first = next(i for i in returned if tensors[i].dim() == 0)
+        wanted = [i for i in able if i == first or (i in stored and tensors[i].dim() == 0)]
+    return tuple(Tangent(i, dense_stride(tensors[i])) for i in wanted or able)
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:

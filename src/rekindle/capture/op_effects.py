@@ -13,12 +13,16 @@ aten = torch.ops.aten
 # These update running statistics in place without saying so in their schema: the positions of
 # (running_mean, running_var, training). Run again with None for both, they give the same outputs
 # and leave the statistics alone.
-_STATISTICS: dict[Any, tuple[int, int, int]] = {
+_STATISTICS: dict[Any, tuple[int, int, int | None]] = {
     aten.native_batch_norm.default: (3, 4, 5),
     aten.cudnn_batch_norm.default: (3, 4, 5),
     aten.miopen_batch_norm.default: (3, 4, 5),
     aten._native_batch_norm_legit.default: (3, 4, 5),
-    aten._batch_norm_with_update.default: (3, 4, None),  # type: ignore[dict-item]
+    aten._batch_norm_with_update.default: (3, 4, None),
+    # SyncBatchNorm's, on a GPU.
+    aten.batch_norm_gather_stats.default: (3, 4, None),
+    aten.batch_norm_gather_stats_with_counts.default: (3, 4, None),
+    aten.batch_norm_update_stats.default: (1, 2, None),
 }
 
 # Never run twice: other ranks take part, or the world outside the graph is touched.
@@ -76,6 +80,11 @@ def statistics_positions(node: fx.Node) -> tuple[int, ...]:
     return tuple(p for p in (mean, var) if isinstance(node.args[p], fx.Node))
 
 
+def statistics_of(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The running statistics that this call updates."""
+    return tuple(node.args[p] for p in statistics_positions(node))
+
+
 @functools.cache
 def _written_arguments(target: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of each argument that the schema of an overload says is written to."""
@@ -90,7 +99,7 @@ def written_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensor arguments that this call writes to."""
     if not is_overload(node.target):
         return ()
-    found: list[fx.Node] = [node.args[p] for p in statistics_positions(node)]
+    found: list[fx.Node] = list(statistics_of(node))
     for position, name in _written_arguments(node.target):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
         for leaf in value if isinstance(value, (list, tuple)) else (value,):

@@ -92,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._layouts = Layouts()
         self._storages: dict[int, int] = {}
         self._path_of_sequence: dict[int, str] = {}
+        self._line_of_sequence: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps ids and storage keys from being used again
 
     # ---- what enters the graph from outside
@@ -112,6 +113,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 "outside the captured ops; return tensors that the model computes"
             )
         return node
+
+    def drop_retained_gradients(self) -> None:
+        """Of tensors that forward called retain_grad() on: another backward would add to them."""
+        for kept in self._alive:
+            if isinstance(kept, torch.Tensor) and kept.retains_grad:
+                kept.grad = None
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage; NO_STORAGE where no op was seen to make it."""
+        return self._storages.get(storage_key(tensor), NO_STORAGE)
 
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._node_of
@@ -145,6 +156,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _bind(self, node: fx.Node, fake: torch.Tensor) -> tuple[int, int]:
         """A tensor that no node stood for: its storage, and the bytes of that."""
+        if fake.layout is not torch.strided:
+            raise CaptureError(
+                f"{node.target} makes a tensor of layout {fake.layout}{_at(self.where())}, which "
+                "has no storage of a known size; plans need dense tensors (sparse=False in "
+                "nn.Embedding), or manage the submodules around it one by one"
+            )
         self._node_of[id(fake)] = node
         self._alive.append(fake)
         number = self._storages.setdefault(storage_key(fake), len(self._storages))
@@ -275,11 +292,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._path_of_sequence.setdefault(sequence_nr, module)
         writes = op_effects.written_nodes(node)
         where = self.where()
+        if self.phase == "forward":
+            self._line_of_sequence.setdefault(sequence_nr, where)
         known = NodeFacts(value, storage, num_bytes, writes, self.phase, sequence_nr, module, where)
         set_facts(node, known)
 
     def where(self) -> str:
-        """The innermost source line that is neither torch's nor ours."""
+        """The innermost source line that is neither torch's nor ours; in a backward that has none
+        of its own, the line of the op whose backward it is."""
         if self.line:
             return self.line
         frame = sys._getframe(1)
@@ -287,8 +307,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             name = frame.f_code.co_filename
             if not name.startswith(FOREIGN):
                 return f"{name}:{frame.f_lineno}"
+            if self.phase == "backward" and name.startswith(_OWN_DIR) and name != __file__:
+                break  # what called the backward is no part of the model
             frame = frame.f_back  # type: ignore[assignment]
-        return ""
+        running = backward_node() if self.phase == "backward" else None
+        return "" if running is None else self._line_of_sequence.get(node_sequence_nr(running), "")
 
     # ---- questions to the data
 

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts
+from rekindle.capture.random_streams import generators_of, left_alone
 
 
 def slice_of(
@@ -41,7 +42,8 @@ def run_slice(
     devices = sorted({t.get_device() for t in reals.values() if t.is_cuda})
     last = {a: node for node in needed for a in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}
-    with torch.random.fork_rng(devices, enabled=not keep_stream):
+    own = () if keep_stream else generators_of(needed)
+    with torch.random.fork_rng(devices, enabled=not keep_stream), left_alone(own):
         for node in needed:
             if node.op == "placeholder":
                 real = reals[node].detach()

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
-
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import Ask, GraphBreak, GraphInput, Reading, answering, outside_modes
+from rekindle.torch_compat import Ask, GraphBreak, GraphInput, Reading, Returned, answering, outside_modes
 from rekindle.torch_compat import read_call as _read_call
 
 __all__ = ["Ask", "Call", "GraphInput", "Reading", "read"]
@@ -39,31 +37,30 @@ class Call:
         }
 
 
-def read(call: Call, ask: Ask) -> tuple[Reading, tuple[fx.Node, ...]]:
-    """The call as Dynamo reads it, and the nodes of the loss, where the output names one. `ask`
-    answers questions to the data."""
-    losses: list[fx.Node] = []
-    adapt = functools.partial(answering, ask, _show_loss, losses)
+def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
+    """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data."""
+    returned = Returned()
+    adapt = functools.partial(answering, ask, _show, returned)
     entry = _call if call.loss_fn is None else _call_with_loss
     with _refusals(), outside_modes():
         reading = _read_call(entry, call.scope, adapt)
-    return reading, tuple(losses)
+    return reading, returned
 
 
 def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any) -> Any:
     out = forward(*args, **kwargs)
-    _show_loss(out)
+    _show(out)
     return out
 
 
 def _call_with_loss(forward: Any, args: Any, kwargs: Any, loss_fn: Any) -> Any:
     out = loss_fn(forward(*args, **kwargs))
-    _show_loss(out)
+    _show(out)
     return out
 
 
-def _show_loss(_out: Any) -> None:
-    """Known to `answering`: the loss in what a call returns."""
+def _show(_out: Any) -> None:
+    """Known to `answering`: what a call returns."""
 
 
 @contextlib.contextmanager

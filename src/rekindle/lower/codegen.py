@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import fx
 
+from rekindle.capture.node_facts import facts, has_facts
+
 _number = itertools.count()
 
 
@@ -21,11 +23,25 @@ def compile_boxed(graph: fx.Graph) -> tuple[Callable[[list[Any]], Any], str]:
     return _Writer(graph).function()
 
 
+def name_line(error: BaseException) -> None:
+    """Adds to an error that came out of such a function which line of the model it was."""
+    trace = error.__traceback__
+    while trace is not None:
+        source = trace.tb_frame.f_globals.get("__loader__")
+        if isinstance(source, _Source):
+            place = source.places[trace.tb_lineno - 1]
+            if place:
+                error.add_note(f"rekindle: while running what the model does at {place}")
+            return
+        trace = trace.tb_next
+
+
 class _Source:
     """Where `traceback` finds the lines of code that has no file."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, places: list[str]) -> None:
         self.text = text
+        self.places = places  # per line, the model's
 
     def get_source(self, _name: str) -> str:
         return self.text
@@ -57,10 +73,12 @@ class _Writer:
             idle = [node.name for node in inputs if node not in self.read]
             if idle:
                 lines.append(f"    del {', '.join(idle)}")
-        lines += ["    " + self._line(node) for node in self.nodes if node.op != "placeholder"]
+        calls = [node for node in self.nodes if node.op != "placeholder"]
+        places = [""] * len(lines) + [facts(n).where if has_facts(n) else "" for n in calls]
+        lines += ["    " + self._line(node) for node in calls]
         source = "\n".join(lines) + "\n"
         name = f"<rekindle>.{next(_number)}"
-        self.scope.update(__name__=name, __loader__=_Source(source))
+        self.scope.update(__name__=name, __loader__=_Source(source, places))
         exec(compile(source, name, "exec"), self.scope)  # a graph of ours, no text from outside
         return self.scope.pop("run"), source
 

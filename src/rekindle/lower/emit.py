@@ -36,6 +36,7 @@ class Stretch:
     residents: tuple[fx.Node, ...]
     gradients: tuple[fx.Node, ...]  # placeholders whose gradients leave
     source: str
+    carried: tuple[Saved, ...]  # what stands in the list that it begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Lowered:
     outputs: tuple[fx.Node | None, ...]  # per output of the graph; None: not from this graph
     tangents: tuple[int, ...]  # which tangents the backward reads, appended to the carried list
     stretches: tuple[Stretch, ...]
-    saved: tuple[Saved, ...]
+    saved: tuple[Saved, ...]  # what the first stretch begins with
     written: tuple[int, ...]  # positions of the saved list that the backward writes over
     forward_source: str
 
@@ -69,7 +70,7 @@ def emit(
     # A forward under no_grad has no loss op: nothing is saved and there is no backward.
     if lives.loss_step == len(steps):
         return Lowered(forward, residents, outputs, (), (), (), (), forward_source)
-    saved = tuple([emitter.saved(item) for item in carried])
+    saved = begins_with = tuple([emitter.saved(item) for item in carried])
     emitter.watch(carried)
     tangents = emitter.tangents_read()
     arriving: Sequence[int] = tangents
@@ -87,7 +88,8 @@ def emit(
         gradients = [emitter.gradient(leaf) for leaf in leaving]
         carried = emitter.carried(stop)
         run, source = emitter.end(gradients, carried)
-        stretches.append(Stretch(run, emitter.writer.residents, leaving, source))
+        stretches.append(Stretch(run, emitter.writer.residents, leaving, source, begins_with))
+        begins_with = tuple([emitter.saved(item) for item in carried])
     return Lowered(
         forward,
         residents,

@@ -61,7 +61,7 @@ class GraphWriter:
     ) -> fx.Node:
         node = fast_calls.call(self.graph, target, args, kwargs)
         self._first_call = self._first_call or node
-        set_facts(node, like if isinstance(like.value, torch.Tensor) else _UNKNOWN)
+        set_facts(node, like)
         return node
 
     def copied(self, tensors: Tensors) -> Tensors:

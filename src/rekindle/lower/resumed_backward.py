@@ -4,12 +4,12 @@ Where other gradients arrive than a plan expects, its forward has run already. T
 those begins with what that forward has saved, and makes again what it lacks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
 from rekindle.capture import op_effects
-from rekindle.capture.node_facts import facts
+from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.lower.emit import Stretch
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.lower.step_emitter import Carried, Emitter, Saved
@@ -17,19 +17,25 @@ from rekindle.program.program import Program
 
 
 def emit_resumed(
-    program: Program, saved: Sequence[Saved]
+    program: Program,
+    saved: Sequence[Saved],
+    spoiled: Collection[int] = (),
+    changed: Collection[Source] = (),
 ) -> tuple[Stretch, tuple[int, ...]] | None:
     """The whole backward of a program in one stretch, which begins with the saved list of another
     plan with the same forward and all tangents, and which of that list it writes over; None where
-    the list does not suffice."""
+    the list does not suffice. `spoiled`: positions in the list, and `changed`: what comes from
+    outside, that do not hold any more what the forward left there."""
     value_of = {(v.storage, v.state): i for i, v in enumerate(program.values) if not v.resident}
     values = [
-        None if entry.state < 0 else value_of.get((facts(entry.node).storage, entry.state))
-        for entry in saved
+        None
+        if entry.state < 0 or position in spoiled
+        else value_of.get((facts(entry.node).storage, entry.state))
+        for position, entry in enumerate(saved)
     ]
     there = [v for v in values if v is not None]
     states = {entry.node for entry in saved if entry.state < 0}
-    steps = _steps(program, set(there), states)
+    steps = _steps(program, set(there), states, _residents_left(program, changed))
     if steps is None:
         return None
     forward = {i for i, op in enumerate(program.ops) if op.phase == "forward"}
@@ -49,16 +55,30 @@ def emit_resumed(
     for t in range(1, len(steps)):
         emitter.step(t)
     run, source = emitter.end([emitter.gradient(leaf) for leaf in emitter.leaves])
-    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source)
+    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source, tuple(saved))
     return stretch, tuple(sorted(emitter.written))
 
 
-def _steps(program: Program, there: set[int], states: set[fx.Node]) -> tuple[int, ...] | None:
+def _residents_left(program: Program, changed: Collection[Source]) -> set[int]:
+    """The values from outside that are what they were in the forward."""
+    written = {
+        facts(node).storage
+        for node in program.joint.nodes
+        if node.op == "placeholder" and source_of(node) in changed
+    }
+    return {v for v, value in enumerate(program.values) if value.resident} - {
+        v for v, value in enumerate(program.values) if value.storage in written
+    }
+
+
+def _steps(
+    program: Program, there: set[int], states: set[fx.Node], residents: set[int]
+) -> tuple[int, ...] | None:
     """The loss and the backward in the listed order, each op preceded by what it lacks."""
     producer = {v: i for i, op in enumerate(program.ops) for v in op.outputs}
     loss = next(i for i, op in enumerate(program.ops) if op.phase == "loss")
     there = there | {v for v, value in enumerate(program.values) if value.storage is None}
-    there |= {v for v, value in enumerate(program.values) if value.resident}
+    there |= residents
     there |= set(program.ops[loss].outputs)
     steps = [loss]
     for i, op in enumerate(program.ops):
@@ -66,6 +86,8 @@ def _steps(program: Program, there: set[int], states: set[fx.Node]) -> tuple[int
         while stack:
             top = program.ops[stack[-1]]
             missing = [v for v in top.inputs if v not in there]
+            if any(v not in producer for v in missing):
+                return None  # from outside, and changed since
             if missing:
                 stack += [producer[v] for v in missing]
                 # Each op is waited for a few times at most: a deeper stack goes round in circles.

@@ -1,6 +1,6 @@
 """What the generated code calls besides ops: copies of storages, and random ops run again."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,23 +18,27 @@ def clone_storage(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def generator_of(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
+# The device's own stream, or the one that an op was given.
+Stream: TypeAlias = torch.device | torch.Generator
+
+
+def generator_of(stream: Stream) -> torch.Generator:
+    if isinstance(stream, torch.Generator):
+        return stream
+    if stream.type == "cuda":
+        index = stream.index if stream.index is not None else torch.cuda.current_device()
         return torch.cuda.default_generators[index]
     return torch.default_generator
 
 
-def rng_state(device: torch.device) -> torch.Tensor:
-    return generator_of(device).get_state()
+def rng_state(stream: Stream) -> torch.Tensor:
+    return generator_of(stream).get_state()
 
 
-def replay(
-    target: Any, device: torch.device, state: torch.Tensor, /, *args: Any, **kwargs: Any
-) -> Any:
+def replay(target: Any, stream: Stream, state: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
     """Runs a random op on an earlier state of the stream, and leaves the stream where it was,
     whatever happens."""
-    generator = generator_of(device)
+    generator = generator_of(stream)
     now = generator.get_state()
     generator.set_state(state)
     try:

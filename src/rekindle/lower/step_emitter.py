@@ -19,6 +19,7 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import NO_STORAGE, facts, source_of
+from rekindle.capture.random_streams import own_generator
 from rekindle.lower.graph_writer import GraphWriter, Tensors
 from rekindle.lower.lifetimes import Lifetimes
 from rekindle.lower.runtime_ops import replay, rng_state
@@ -274,20 +275,23 @@ class Emitter:
         if not first:
             # Batch norm updates its running statistics as it runs. A second run without them
             # computes the same outputs in training mode; with them they would move twice per step,
-            # as they do under torch.utils.checkpoint (pytorch #96136).
+            # as they do under torch.utils.checkpoint (pytorch #96136). Statistics that the step
+            # itself made (instance norm's, one row per sample) are values like any other: a run
+            # takes their old state to the new one, and what reads it may read the last run's.
             for position in op_effects.statistics_positions(node):
-                given[position] = None
+                if facts(node.args[position]).storage not in op.makes:
+                    given[position] = None
         args: tuple[Any, ...] = fx.node.map_arg(tuple(given), self._tensor)
         kwargs = fx.node.map_arg(node.kwargs, self._tensor)
         target: Any = node.target
         if node in self.replays:
             # Without the replay a second run of dropout would draw another mask, and the gradients
             # would be wrong in silence (as in pytorch #190758).
-            device = _device(node)
+            stream = own_generator(node) or _device(node)
             if first:
-                self.random[node] = self.writer.call(rng_state, (device,), {})
+                self.random[node] = self.writer.call(rng_state, (stream,), {})
             else:
-                target, args = replay, (node.target, device, self.random[node], *args)
+                target, args = replay, (node.target, stream, self.random[node], *args)
         known = facts(node)
         out = self.writer.call(target, args, kwargs, known)
         if known.storage != NO_STORAGE:

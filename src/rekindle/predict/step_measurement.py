@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.capture.random_streams import left_alone, reachable_generators
 from rekindle.profile.block_sizes import LARGE_SEGMENT, SMALL
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 
@@ -188,7 +189,8 @@ def _no_trace(
     clear()
     devices = [device] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        own = reachable_generators(model, args, kwargs)
+        with torch.random.fork_rng(devices=devices), left_alone(own):
             yield clear
     finally:
         for tensor, grad in kept:

@@ -152,6 +152,8 @@ def make_inputs(
     def on_device(arg: Any) -> Any:
         if isinstance(arg, torch.device):
             return device if arg.type == device.type else arg
+        if isinstance(arg, torch.Generator):  # the user's: a measurement must not draw from it
+            return torch.Generator(arg.device).manual_seed(0)
         if isinstance(arg, (tuple, list)):
             return type(arg)(on_device(a) for a in arg)
         return arg

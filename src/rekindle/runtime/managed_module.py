@@ -23,6 +23,7 @@ from torch import nn
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.frontend import Call
 from rekindle.runtime.plan_table import AnswerChanged, Entry, Manager, input_layouts
+from rekindle.torch_compat import transform_around
 
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
@@ -61,6 +62,9 @@ class Managed:
     # The first plan (None where the first call is still to come), and one per kind of call.
     plan = _Told(lambda manager: None if manager.first is None else manager.first.plan)
     plans = _Told(lambda manager: tuple(entry.plan for entry in manager.entries))
+
+    def __init_subclass__(cls) -> None:
+        """A registry of subclasses that the model's class keeps is not told of managed ones."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = object.__new__(type(self))
@@ -128,9 +132,6 @@ def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
         return model
     new = object.__new__(cls)
     new.__dict__.update(model.__dict__)
-    for name, value in model.__dict__.items():
-        if "hooks" in name and isinstance(value, dict):
-            new.__dict__[name] = copy.copy(value)
     if own is not None:
         new.__dict__[FORWARD] = _bound_to(new.__dict__.pop(held), model, new)
     new.__dict__[KEY] = manager
@@ -161,8 +162,10 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     manager: Manager = model.__dict__[KEY]
-    manager.clock += 1
     call = Call(plain_forward(model), args, kwargs, manager.loss_fn)
+    around = transform_around()
+    if around:
+        return _missed(model, manager, call, around, plannable=False)
     scope = call.scope
     for entry in manager.entries:
         if entry.guards.check(scope):
@@ -170,6 +173,10 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 return _run(manager, entry, scope)
             except AnswerChanged as changed:
                 return _missed(model, manager, call, str(changed))
+    if torch.is_grad_enabled() is manager.plans_gradients:
+        entry = manager.read_again(model, call)
+        if entry is not None:
+            return _run(manager, entry, scope)
     return _missed(model, manager, call, None)
 
 
@@ -202,13 +209,15 @@ def _adopt(manager: Manager, entry: Entry) -> None:
     entry.plan = plan
 
 
-def _missed(model: nn.Module, manager: Manager, call: Call, reason: str | None) -> Any:
-    waits = manager.first is None
+def _missed(
+    model: nn.Module, manager: Manager, call: Call, reason: str | None, plannable: bool = True
+) -> Any:
+    waits = manager.first is None and plannable
     without_gradients = not torch.is_grad_enabled() and manager.plans_gradients
     if without_gradients and (waits or manager.on_miss == "replan"):
         # Nothing is kept for a backward: eager needs less than the training that was planned.
         log.info("this call runs eagerly: it needs no gradients")
-    elif waits or manager.on_miss == "replan":
+    elif waits or (manager.on_miss == "replan" and plannable):
         plan = manager.make_plan(model, call.args, call.kwargs, plan_of(model))
         entry = manager.add(plan, call.args, call.kwargs)
         _tell(manager, plan, call)
@@ -217,7 +226,7 @@ def _missed(model: nn.Module, manager: Manager, call: Call, reason: str | None) 
         except AnswerChanged as changed:
             raise PlanMismatch(f"this call cannot be planned: {changed}") from None
     else:
-        why = reason or manager.difference(call)
+        why = reason or manager.difference(call)  # where no plan stands yet, there is a reason
         if manager.on_miss == "raise":
             raise PlanMismatch(
                 f"no plan covers this call: {why}; make a plan for it, or use on_miss='replan'"

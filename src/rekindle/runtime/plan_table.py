@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.capture.pytrees import named_tensors
+from rekindle.errors import RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.runner import Runner
 
+_MOST_READ_AGAIN = 8  # of one managed module: a counter that forward reads is new at each call
 log = logging.getLogger("rekindle")
 
 
@@ -90,10 +93,13 @@ class Entry:
         self.guards = reading.guards
         self.call = reading.replay(self._run)
         draws = any(i.expression.startswith("random_value") for i in reading.inputs)
-        self.may_turn_back = draws and bool(plan.joint.scalars)
+        self.may_turn_back = draws and bool(plan.joint.scalars or reading.asked)
 
     def _run(self, *inputs: torch.Tensor) -> list[Any]:
         """What runs the graph of the call; the replay around it does the rest."""
+        for i, name, value in self.reading.asked:
+            if getattr(inputs[i], name) != value:
+                raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
         runner: Runner = self.plan.runner
         residents = runner.gather(inputs)
         why = runner.broken_assumption(residents)
@@ -113,23 +119,26 @@ class Manager:
         on_miss: OnMiss,
         make_plan: Callable[..., Any],
         plan_joint: Callable[..., Any],
+        record: Callable[..., tuple[JointGraph, Reading]],
         loss_fn: Callable[..., Any] | None,
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
         self.make_plan = make_plan
         self.plan_joint = plan_joint
+        self.record = record  # what a call runs, before any rewrite
         self.loss_fn = loss_fn
         self.max_plans = max_plans
         self.entries: list[Entry] = []
         self.first: Entry | None = None
-        self.clock = 0  # calls so far
+        self.num_read_again = 0
         self.said: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
         """Plans are shared; guards say whether a copied module is as planned."""
         new = Manager(
-            *(self.on_miss, self.make_plan, self.plan_joint, self.loss_fn, self.max_plans)
+            *(self.on_miss, self.make_plan, self.plan_joint, self.record),
+            *(self.loss_fn, self.max_plans),
         )
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
@@ -149,6 +158,28 @@ class Manager:
         if self.first is None:
             self.first = entry
         return entry
+
+    def read_again(self, model: nn.Module, call: Call) -> Entry | None:
+        """An entry for a call whose tensors are laid out as planned, where other Python leads to
+        the ops of a plan: a list that is not empty now, a counter, a copied module."""
+        if self.num_read_again >= _MOST_READ_AGAIN:
+            return None
+        layouts = input_layouts(call.args, call.kwargs)
+        alike = [entry for entry in self.entries if entry.layouts == layouts]
+        if not alike:
+            return None
+        self.num_read_again += 1
+        try:
+            joint, reading = self.record(model, call.args, call.kwargs)
+        except RekindleError:
+            return None
+        for entry in alike:
+            planned = entry.plan.joint.recorded
+            if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
+                found = Entry(entry.plan, reading, layouts)
+                self.entries.insert(0, found)
+                return found
+        return None
 
     def use(self, entry: Entry) -> None:
         if self.entries[0] is not entry:

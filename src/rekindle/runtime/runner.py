@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
 from rekindle.capture.node_facts import source_of
 from rekindle.core import Problem, Schedule
-from rekindle.lower.emit import Stretch, emit
+from rekindle.lower.codegen import name_line
+from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
-from rekindle.lower.resumed_backward import emit_resumed
-from rekindle.program import Program, analyse
+from rekindle.program import Program
+from rekindle.runtime.changed_tensors import Changed, Changes
 from rekindle.runtime.cuda_graphs import Graphs
+from rekindle.runtime.other_gradients import OtherBackward, laid_out, layout
 from rekindle.torch_compat import (
     backward_keeps_graph,
     eager_kernels,
@@ -42,6 +45,7 @@ class Step:
 
     __slots__ = (
         *("env", "gradients", "graphed", "other", "residents", "saved", "tangents", "versions"),
+        *("given", "watches"),
         "__weakref__",
     )
 
@@ -50,10 +54,17 @@ class Step:
         self.saved: list[Any] | None = None  # what the forward carries over
         self.env: list[Any] | None = None  # what the stretch before carries over
         self.tangents: list[Any] = []
-        self.other: _OtherBackward | None = None  # where other gradients arrived than planned
+        self.other: OtherBackward | None = None  # where it is not the planned backward
         self.gradients: dict[fx.Node, Any] = {}  # what that one has made
-        self.versions: list[list[int]] = []
+        self.versions: list[int] = []  # of the residents, when the forward ended
+        self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
+        self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
         self.graphed = False  # whether its forward was the replay of a CUDA graph
+
+    def release(self) -> None:
+        """The backward is over: a loss that is kept must not keep its batch."""
+        self.residents, self.saved, self.env, self.tangents = [], None, None, []
+        self.other, self.gradients, self.versions, self.watches = None, {}, [], []
 
 
 class Runner:
@@ -100,13 +111,9 @@ class Runner:
         slot = {i: k for k, i in enumerate(self.internal)}
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
-        self.others: dict[tuple[Any, ...], _OtherBackward] = {}
-        self.wanted: _OtherBackward | None = None  # what the last backward would have liked
-        # What the caller could change before the backward: arguments, parameters, buffers.
-        self.checked = [
-            [p for p in positions if source_of(self.placeholders[p]).kind != "constant"]
-            for positions in self.stretch_positions
-        ]
+        self.others: dict[tuple[Any, ...], OtherBackward] = {}
+        self.wanted: OtherBackward | None = None  # what the last backward would have liked
+        self.changes = Changes(self)
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -114,7 +121,7 @@ class Runner:
         """Per output slot: the layout in which its gradient is assumed to arrive, or None."""
         found: list[Any] = [None] * len(slot)
         for tangent, like in zip(joint.tangents, joint.differentiated, strict=True):
-            found[slot[tangent.output]] = _layout(like.shape, tangent.stride)
+            found[slot[tangent.output]] = layout(like.shape, tangent.stride)
         return tuple(found)
 
     def gather(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -147,11 +154,17 @@ class Runner:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
         with torch.no_grad():
-            outs = self.forward(step)
+            try:
+                outs = self.forward(step)
+            except Exception as error:
+                name_line(error)
+                raise
+            self.changes.count_writes(residents)
         if not self.lowered.stretches:
-            return outs
+            return self.changes.share_counters(outs)
         # The chain is built while the device works.
         link = torch.empty(0, device=self.device)
+        self.changes.begin(step, outs, link)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
             link = _Stretch.apply(self, step, index, link, *leaves)
@@ -166,32 +179,44 @@ class Runner:
                 made: list[Any] = self.lowered.forward(args)
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
-        step.versions = [[residents[p]._version for p in checked] for checked in self.checked]
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
-        if step.other is not None:
-            return step.other.backward(self, step, index)
-        return self.planned_backward(step, index)
+        if index > 0:
+            if not step.versions:
+                raise _second_backward()
+            self.changes.check_later(step, index)
+        done = False
+        try:
+            if step.other is not None:
+                gradients = step.other.backward(self, step, index)
+            else:
+                gradients = self.planned_backward(step, index)
+            done = index < len(self.leaves) - 1
+            return gradients
+        except Exception as error:
+            name_line(error)
+            raise
+        finally:
+            # After the last stretch, or an error in any.
+            if not done and not backward_keeps_graph():
+                step.release()
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.graphed and self.graphs is not None:
-            self.check_versions(step, index)
             gradients = self.graphs.backward(step, index)
             if gradients is not None:
                 return self._with_idle(gradients, index)
         stretch = self.lowered.stretches[index]
-        args: list[Any] | None
+        args: list[Any]
         if index == 0:
-            args = self._take_saved(step, self.lowered.written)
-            if args is not None:
-                args += [step.tangents[slot] for slot in self.tangent_slots]
-                step.tangents = []
+            args = self.take_saved(step, self.lowered.written)
+            args += [step.tangents[slot] for slot in self.tangent_slots]
+            step.tangents = []
         else:
+            if step.env is None:
+                raise _second_backward()
             args, step.env = step.env, None
-        if args is None:
-            raise _second_backward()
-        self.check_versions(step, index)
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
         with eager_kernels():
@@ -206,16 +231,11 @@ class Runner:
             made += [None] * len(self.joint.idle)
         return made
 
-    def check_versions(self, step: Step, index: int) -> None:
-        residents = step.residents
-        for p, version in zip(self.checked[index], step.versions[index], strict=True):
-            if residents[p]._version != version:
-                raise self._changed(p, residents[p], version)
-
-    def _take_saved(self, step: Step, written: Sequence[int]) -> list[Any] | None:
+    def take_saved(self, step: Step, written: Sequence[int]) -> list[Any]:
+        """What the forward left, to be used up; a copy of it where the graph is kept."""
         saved = step.saved
         if saved is None:
-            return None
+            raise _second_backward()
         if not backward_keeps_graph():
             step.saved = None
             return saved
@@ -226,28 +246,45 @@ class Runner:
         return kept
 
     def choose_backward(self, step: Step, grads: Sequence[Any]) -> None:
-        """Looks at which gradients arrived, in which layout, and inside which autocast, before
-        anything runs."""
+        """Looks at which gradients arrived, in which layout, and inside which autocast, and at
+        what was written to since the forward, before anything runs."""
+        if step.saved is None:
+            raise _second_backward()
+        self.changes.refuse_looks_inside(step, grads)
         step.tangents = list(grads)
-        layouts = tuple([None if g is None else _layout(g.shape, g.stride()) for g in grads])
+        layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state())
         if key == (self.layouts, self.joint.autocast):
             step.other = None
+            changed = self.changes.found(step, self.joint)
+            if changed is not None:
+                step.other = self._without(changed, key, self.joint)
             return
         if key not in self.others:
             self.others[key] = self._other_backward(grads)
         other = self.others[key]
         self.wanted = other
-        if other.stretch is None and other.twin is None:  # the planned backward, on copies
+        changed = self.changes.found(step, other.joint)
+        if changed is not None:
+            step.other = self._without(changed, key, other.joint)
+        elif other.stretch is None and other.twin is None:  # the planned backward, on copies
             step.other = None
             step.tangents = [
-                g if g is None else _laid_out(g, layout)
-                for g, layout in zip(grads, self.layouts, strict=True)
+                g if g is None else laid_out(g, wanted)
+                for g, wanted in zip(grads, self.layouts, strict=True)
             ]
         else:
             step.other = other
 
-    def _other_backward(self, grads: Sequence[Any]) -> "_OtherBackward":
+    def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:
+        """The backward of a step that has lost something since its forward."""
+        full = (*key, changed)
+        if full not in self.others:
+            with outside_modes():
+                self.others[full] = OtherBackward(self, joint, changed)
+        return self.others[full]
+
+    def _other_backward(self, grads: Sequence[Any]) -> OtherBackward:
         tangents = tuple(
             Tangent(self.internal[k], tuple(g.stride()))
             for k, g in enumerate(grads)
@@ -255,105 +292,7 @@ class Runner:
         )
         joint = self.record_backward(self.joint, tangents, autocast_state())
         with outside_modes():  # lowering tries calls, which are no part of the step
-            return _OtherBackward(self, joint)
-
-    def _changed(self, p: int, tensor: torch.Tensor, version: int) -> RuntimeError:
-        source = source_of(self.placeholders[p])
-        return RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {source.kind} {source.name} of shape {list(tensor.shape)} is at version "
-            f"{tensor._version}; expected version {version} instead."
-        )
-
-
-class _OtherBackward:
-    """The backward for gradients that the plan did not expect: exact, from what the plan's forward
-    has saved. Where only layouts differ it is the same schedule. Else it is one stretch that brings
-    back what it lacks, and is not held to the budget; the next forward is planned for it."""
-
-    def __init__(self, runner: Runner, joint: JointGraph) -> None:
-        self.joint = joint
-        holds = runner.program.held == runner.program.given
-        program = analyse(joint, hold_outputs=holds, random_once=runner.cuda_graph)
-        self.stretch: Stretch | None = None
-        self.twin = _twin(runner, program)
-        if self.twin is not None:
-            return
-        resumed = emit_resumed(program, runner.lowered.saved)
-        if resumed is None:
-            same_outputs = {t.output for t in joint.tangents} == {
-                t.output for t in runner.joint.tangents
-            }
-            if same_outputs and joint.autocast == runner.joint.autocast:
-                return  # layouts alone differ: the same numbers can be laid out as planned
-            arrived = [t.output for t in joint.tangents]
-            planned = [t.output for t in runner.joint.tangents]
-            raise RuntimeError(
-                f"gradients arrived for outputs {arrived} of a managed module (inside autocast: "
-                f"{bool(joint.autocast)}), its plan was made for outputs {planned} (inside "
-                f"autocast: {bool(runner.joint.autocast)}), and what the forward saved is not "
-                "enough for them; run this step again: the next step is planned for these gradients"
-            )
-        stretch, self.written = resumed
-        self.stretch = stretch
-        position = {n: i for i, n in enumerate(runner.placeholders)}
-        self.residents = [
-            (position[n], None) if n in position else (-1, joint.constants[source_of(n).index])
-            for n in stretch.residents
-        ]
-        self.slots = [runner.internal.index(t.output) for t in joint.tangents]
-
-    def backward(self, runner: Runner, step: Step, index: int) -> Sequence[Any]:
-        if self.twin is not None:
-            return self.twin.planned_backward(step, index)
-        assert self.stretch is not None
-        if index == 0:
-            args = runner._take_saved(step, self.written)
-            if args is None:
-                raise _second_backward()
-            for i in range(len(runner.checked)):
-                runner.check_versions(step, i)
-            args += [step.tangents[slot] for slot in self.slots]
-            step.tangents = []
-            args += [step.residents[p] if p >= 0 else c for p, c in self.residents]
-            with eager_kernels():
-                made = self.stretch.run(args)
-            step.gradients = dict(zip(self.stretch.gradients, made, strict=True))
-        return [step.gradients.pop(leaf, None) for leaf in runner.leaves[index]]
-
-
-def _twin(runner: Runner, program: Program) -> Runner | None:
-    """The same schedule over a program that differs in layouts alone, or None."""
-    mine = runner.program
-    same = len(program.ops) == len(mine.ops) and all(
-        a.name == b.name
-        and (a.inputs, a.outputs, a.recomputable) == (b.inputs, b.outputs, b.recomputable)
-        for a, b in zip(program.ops, mine.ops, strict=True)
-    )
-    if not same:
-        return None
-    twin = Runner(program, runner.schedule, runner.record_backward)
-    fits = (
-        twin.placeholders == runner.placeholders
-        and twin.lowered.saved == runner.lowered.saved
-        and twin.leaves == runner.leaves
-        and twin.checked == runner.checked
-    )
-    return twin if fits else None
-
-
-def _layout(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """Strides where they mean something."""
-    return tuple([s if n > 1 else 0 for n, s in zip(shape, stride, strict=True)])
-
-
-def _laid_out(tensor: torch.Tensor, layout: Sequence[int]) -> torch.Tensor:
-    """The tensor in the layout that was planned; as it is where it has that."""
-    if _layout(tensor.shape, tensor.stride()) == tuple(layout):
-        return tensor
-    stride = [s or 1 for s in layout]
-    copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+            return OtherBackward(self, joint)
 
 
 def _second_backward() -> RuntimeError:
@@ -388,7 +327,8 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.call = (runner, step)
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
-        outs = tuple(out.detach() for out in made)
+        outs = tuple(runner.changes.share_counters(made))
+        step.given = [weakref.ref(out) for out in outs]
         ctx.mark_non_differentiable(*[outs[k] for k in runner.non_differentiable])
         return outs
 

@@ -15,7 +15,9 @@ from rekindle.torch_compat.autograd import (
     backward_keeps_graph,
     backward_node,
     forward_sequence_nr,
+    kept_tensors,
     node_sequence_nr,
+    outputs_below,
 )
 from rekindle.torch_compat.cuda_kernels import CudaKernel
 from rekindle.torch_compat.dynamo import (
@@ -26,7 +28,7 @@ from rekindle.torch_compat.dynamo import (
     is_saved_region,
     read_call,
 )
-from rekindle.torch_compat.dynamo_answers import Ask, answering
+from rekindle.torch_compat.dynamo_answers import Ask, Returned, answering, asked
 from rekindle.torch_compat.fake_tensors import (
     DEVICE_OF,
     UNSUPPORTED,
@@ -54,6 +56,7 @@ from rekindle.torch_compat.running import (
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
+    transform_around,
 )
 from rekindle.torch_compat.storages import (
     borrowed,
@@ -76,9 +79,11 @@ __all__ = [
     "GraphInput",
     "KeptAnswers",
     "Reading",
+    "Returned",
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "asked",
     "backward_keeps_graph",
     "backward_node",
     "bare_call",
@@ -91,10 +96,12 @@ __all__ = [
     "is_higher_order",
     "is_overload",
     "is_saved_region",
+    "kept_tensors",
     "named_call",
     "new_fake_mode",
     "nn_functions",
     "node_sequence_nr",
+    "outputs_below",
     "outside_modes",
     "python_references",
     "pytree",
@@ -104,4 +111,5 @@ __all__ = [
     "run_saved_regions_plainly",
     "storage_bytes",
     "storage_key",
+    "transform_around",
 ]

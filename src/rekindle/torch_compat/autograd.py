@@ -1,5 +1,6 @@
 """The autograd graph: which of its nodes an op belongs to, and how its backward was asked for."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,3 +25,35 @@ def node_sequence_nr(node: Any) -> int:
 def backward_keeps_graph() -> bool:
     """Inside a backward: whether the caller asked for retain_graph."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def outputs_below(roots: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> set[int]:
+    """Indices of the outputs that some root was computed from, so that part of their gradient comes
+    through it."""
+    place = {t.grad_fn: i for i, t in enumerate(outputs) if t.grad_fn is not None}
+    stack = [below for t in roots if t.grad_fn is not None for below, _ in t.grad_fn.next_functions]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [below for below, _ in node.next_functions]
+    return {i for node, i in place.items() if node in seen}
+
+
+def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What the nodes of the autograd graph above these tensors have saved for their backward."""
+    stack = [t.grad_fn for t in roots if t.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        # Nodes in C++ show what they saved as attributes, those of Python's Functions as a tuple.
+        names = [name for name in dir(node) if name.startswith("_saved_")]
+        for value in (*(getattr(node, n) for n in names), getattr(node, "saved_tensors", ())):
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(item, torch.Tensor):
+                    yield item
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                stack.append(below)

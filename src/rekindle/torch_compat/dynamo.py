@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.torch_compat.running import outside_modes
+
 
 def is_saved_region(target: object) -> bool:
     """The op that Dynamo puts in the place of torch.utils.checkpoint."""
@@ -46,23 +48,62 @@ class GraphInput:
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_manager", "_unwatched")
+    __slots__ = ("__weakref__", "_manager", "_surroundings", "_unwatched")
 
-    def __init__(self, manager: Any, unwatched: list[str]) -> None:
+    def __init__(self, manager: Any, unwatched: list[str], surroundings: "_Surroundings") -> None:
         self._manager = manager
         self._unwatched = unwatched
+        self._surroundings = surroundings
 
     def check(self, scope: dict[str, Any]) -> bool:
-        return not self._unwatched and self._manager.check(scope)
+        if self._unwatched or not self._surroundings.as_before():
+            return False
+        if torch._C._len_torch_dispatch_stack():
+            # A mode changes what a guard sees of a tensor, and not what the call does.
+            with outside_modes():
+                return bool(self._manager.check(scope))
+        return bool(self._manager.check(scope))
 
     def failed(self, scope: dict[str, Any]) -> str | None:
         """The first guard that does not hold, as Dynamo writes it."""
         if self._unwatched:
-            return f"{self._unwatched[0]} is gone"
-        found = self._manager.check_verbose(scope)
+            return f"{self._unwatched[0]} is alive"
+        if not self._surroundings.as_before():
+            return "hooks of all modules and forward methods of classes are as they were"
+        with outside_modes():
+            found = self._manager.check_verbose(scope)
         if found.result:
             return None
         return " ".join(str(part) for part in found.verbose_code_parts[:1])
+
+
+_TRACKER = "torch.utils.module_tracker"
+
+
+class _Surroundings:
+    """What Dynamo reads of modules and does not guard: hooks of all modules, and the methods that
+    calling a module ends in."""
+
+    __slots__ = ("_classes", "_hooks", "_methods")
+    _TABLES = tuple(
+        table
+        for name, table in sorted(vars(torch.nn.modules.module).items())
+        if name.startswith("_global_") and isinstance(table, dict)
+    )
+
+    def __init__(self, forward: Any) -> None:
+        model = getattr(forward, "__self__", None)
+        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+        self._classes = tuple({type(m): None for m in modules})
+        self._hooks, self._methods = self._now()
+
+    def _now(self) -> tuple[Any, Any]:
+        # Counters of operations follow modules by hooks that change nothing.
+        hooks = [h for t in self._TABLES for h in t.values() if getattr(h, "__module__", None) != _TRACKER]
+        return hooks, [(cls.forward, cls.__call__) for cls in self._classes]
+
+    def as_before(self) -> bool:
+        return self._now() == (self._hooks, self._methods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +114,8 @@ class Reading:
     inputs: tuple[GraphInput, ...]  # as the graph's placeholders count them
     guards: CallGuards
     replay: Callable[[Callable[..., Any]], Callable[..., Any]]  # of what runs the graph
+    # Aspects of inputs that were read and that no guard is about: (input, attribute, value).
+    asked: tuple[tuple[int, str, Any], ...]
 
 
 # What each release leaves out by default, to check less at each call.
@@ -102,10 +145,11 @@ _AS_EAGER = {
 def read_call(
     function: Callable[..., Any],
     scope: Mapping[str, Any],
-    adapt: Callable[[], contextlib.AbstractContextManager[None]],
+    adapt: Callable[[], contextlib.AbstractContextManager[Mapping[tuple[str, str], Any]]],
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
-    changes to Dynamo that hold while it reads."""
+    changes to Dynamo that hold while it reads, and gives the aspects of tensors that were read and
+    are not guarded, by source and attribute."""
     import torch._dynamo as dynamo
     from torch._dynamo import convert_frame
     from torch._dynamo.exc import TorchDynamoException
@@ -128,10 +172,11 @@ def read_call(
         # The changes to Dynamo are the process's, while no other thread reads.
         stack.enter_context(convert_frame.compile_lock)
         stack.enter_context(_python_random_kept())
+        stack.enter_context(_state_of_torch_guarded(convert_frame))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
-        stack.enter_context(adapt())
+        aspects = stack.enter_context(adapt())
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
         modes = getattr(convert_frame, "torch_function_mode_stack_state_mgr", None)
@@ -148,18 +193,20 @@ def read_call(
         except TorchDynamoException as error:
             raise _graph_break(error) from error
         with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
-            guards = _guards(code, output.tracer_output.output_graph)
+            guards = _guards(code, output.tracer_output.output_graph, scope["forward"])
     bytecode = output.bytecode
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
-        return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace))
+        return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace), ())
     graph, inputs = found[-1]
+    index = {given.expression: i for i, given in enumerate(inputs)}
+    asked = tuple((index[name], a, v) for (name, a), v in aspects.items() if name in index)
     name = graph.meta["backend_id"] if "backend_id" in graph.meta else graph._backend_id
 
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
         return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)
 
-    return Reading(graph, inputs, guards, replay)
+    return Reading(graph, inputs, guards, replay, asked)
 
 
 def _empty_graph() -> fx.Graph:
@@ -185,7 +232,7 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
     return tuple(found)
 
 
-def _guards(code: types.CodeType, output_graph: Any) -> CallGuards:
+def _guards(code: types.CodeType, output_graph: Any, forward: Any) -> CallGuards:
     from torch._dynamo.guards import CheckFunctionManager
 
     unwatched: list[str] = []
@@ -201,7 +248,18 @@ def _guards(code: types.CodeType, output_graph: Any) -> CallGuards:
             return id(obj)
 
     manager = Manager(code, output_graph)
-    return CallGuards(manager.guard_manager, unwatched)
+    return CallGuards(manager.guard_manager, unwatched, _Surroundings(forward))
+
+
+@contextlib.contextmanager
+def _state_of_torch_guarded(convert_frame: Any) -> Iterator[None]:
+    """The guard on the grad mode and its like is about the state now, not at an earlier trace."""
+    saved = convert_frame.initial_global_state
+    convert_frame.initial_global_state = torch._C._dynamo.guards.GlobalStateGuard()
+    try:
+        yield
+    finally:
+        convert_frame.initial_global_state = saved
 
 
 @contextlib.contextmanager

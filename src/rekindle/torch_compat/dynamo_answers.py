@@ -24,6 +24,20 @@ class Ask(Protocol):
     def __call__(self, graph: fx.Graph, attributes: Mapping[str, Any], node: fx.Node) -> Any: ...
 
 
+def asked(_tensor: torch.Tensor) -> None:
+    """Stands in a graph where a number was read from a tensor."""
+
+
+class Returned:
+    """The nodes of what a call returns."""
+
+    __slots__ = ("losses", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors: tuple[fx.Node, ...] = ()
+        self.losses: tuple[fx.Node, ...] = ()  # those called so, `out.loss` or `out["loss"]`
+
+
 # Code of libraries that asks whether it is compiled for its own plumbing (may a ContextVar be used)
 # and not for what it computes: it hears yes, or Dynamo could not read on.
 _PLUMBING = frozenset({"CompileableContextVar.set", "_register_model_output_pytree_node"})
@@ -37,20 +51,27 @@ _OF_SHAPES = (
 )
 # Functions that prepare a model once, at its first call: run as they are, as that call would.
 _PREPARING = (("transformers.utils.output_capturing", "maybe_install_capturing_hooks"),)
+_UNGUARDED = frozenset({"is_leaf"})  # attributes of a tensor
 # Libraries whose loggers say a thing once; a line less is what a second step would print anyway.
 _QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
 
 
 @contextlib.contextmanager
-def answering(ask: Ask, mark: Callable[..., Any], marked: list[fx.Node]) -> Iterator[None]:
-    """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns puts the node
-    of the loss in it into `marked`, and is no part of the graph."""
+def answering(
+    ask: Ask, mark: Callable[..., Any], returned: Returned
+) -> Iterator[dict[tuple[str, str], Any]]:
+    """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns fills in
+    `returned`, and is no part of the graph. Gives the aspects of tensors that were read and that
+    Dynamo does not guard, by source and attribute."""
+    aspects: dict[tuple[str, str], Any] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
-        stack.enter_context(_functions_answered(mark, marked))
+        stack.enter_context(_functions_answered(mark, returned))
         stack.enter_context(_loggers_answered())
         stack.enter_context(_numbers_answered(ask))
-        yield
+        stack.enter_context(_missing_attributes_guarded())
+        stack.enter_context(_aspects_noted(aspects))
+        yield aspects
 
 
 @contextlib.contextmanager
@@ -102,7 +123,7 @@ def _constant(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _functions_answered(mark: Callable[..., Any], marked: list[fx.Node]) -> Iterator[None]:
+def _functions_answered(mark: Callable[..., Any], returned: Returned) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
     answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
@@ -113,7 +134,8 @@ def _functions_answered(mark: Callable[..., Any], marked: list[fx.Node]) -> Iter
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         code = getattr(self.fn, "__code__", None)
         if code is mark.__code__:
-            marked.extend(_loss_node(tx, args[0]))
+            returned.tensors = _nodes(args[0])
+            returned.losses = _loss_nodes(tx, args[0])
             return _constant(None)
         if code in answers:
             return _constant(answers[code])
@@ -167,24 +189,36 @@ def _run_on_shapes(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
     return variable(function(*given, **{k: example(v) for k, v in kwargs.items()}))
 
 
-def _loss_node(tx: Any, out: Any) -> list[fx.Node]:
-    """The node of `out.loss` or `out["loss"]`, if there is one."""
+def _nodes(out: Any) -> tuple[fx.Node, ...]:
+    from torch._dynamo.variables import TensorVariable
+    from torch._dynamo.variables.base import VariableTracker
+
+    found: list[fx.Node] = []
+
+    def visit(variable: Any) -> None:
+        if isinstance(variable, TensorVariable):
+            found.append(variable.as_proxy().node)
+
+    VariableTracker.visit(visit, out)
+    return tuple(found)
+
+
+def _loss_nodes(tx: Any, out: Any) -> tuple[fx.Node, ...]:
     from torch._dynamo.variables import ConstDictVariable, TensorVariable
 
-    if isinstance(out, TensorVariable) or not hasattr(out, "python_type"):
-        return []
+    if isinstance(out, TensorVariable):
+        return ()
     try:
         if isinstance(out, ConstDictVariable):
             found = out.call_method(tx, "get", [_constant("loss")], {})
-        elif issubclass(out.python_type(), (tuple, list)) and not hasattr(
-            out.python_type(), "_fields"
-        ):
-            return []
         else:
+            kind = out.python_type()
+            if issubclass(kind, (tuple, list)) and not hasattr(kind, "_fields"):
+                return ()
             found = out.var_getattr(tx, "loss")
     except Exception:  # it has none
-        return []
-    return [found.as_proxy().node] if isinstance(found, TensorVariable) else []
+        return ()
+    return _nodes(found) if isinstance(found, TensorVariable) else ()
 
 
 @contextlib.contextmanager
@@ -207,6 +241,48 @@ def _loggers_answered() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _missing_attributes_guarded() -> Iterator[None]:
+    """Dynamo guards an attribute that it finds, and not one whose absence the model handles."""
+    from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables import UnspecializedNNModuleVariable
+
+    read = UnspecializedNNModuleVariable.var_getattr
+
+    @functools.wraps(read)
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        try:
+            return read(self, tx, name)
+        except ObservedAttributeError:
+            if self.source is not None:
+                source = AttrSource(self.source, name)
+                install_guard(source.make_guard(GuardBuilder.HASATTR))
+            raise
+
+    with _set(UnspecializedNNModuleVariable, "var_getattr", var_getattr):
+        yield
+
+
+@contextlib.contextmanager
+def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
+    from torch._dynamo.variables import TensorVariable
+
+    read = TensorVariable.var_getattr
+
+    @functools.wraps(read)
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        found = read(self, tx, name)
+        if name in _UNGUARDED and self.source is not None and found.is_python_constant():
+            source = self.source.name
+            aspects[source() if callable(source) else source, name] = found.as_python_constant()
+        return found
+
+    with _set(TensorVariable, "var_getattr", var_getattr):
+        yield
+
+
+@contextlib.contextmanager
 def _numbers_answered(ask: Ask) -> Iterator[None]:
     from torch._dynamo.symbolic_convert import (
         InliningGeneratorInstructionTranslator,
@@ -225,7 +301,10 @@ def _numbers_answered(ask: Ask) -> Iterator[None]:
         example = node.meta.get("example_value")
         if example is None or example.numel() != 1:
             return None
-        return _constant(ask(output.graph, output.nn_modules, node))
+        answer = ask(output.graph, output.nn_modules, node)
+        # Inputs that no node reads are taken out of the graph, and this one is asked again.
+        output.create_proxy("call_function", asked, (tensor.as_proxy(),), {})
+        return _constant(answer)
 
     read_item = TensorVariable.method_item
 

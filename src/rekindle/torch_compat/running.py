@@ -101,3 +101,12 @@ def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
                 delattr(torch._VF, name)
             else:
                 setattr(torch._VF, name, function)
+
+
+def transform_around() -> str:
+    """What transforms the call that runs now (torch.func, forward-mode AD); nothing, usually."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func is around it"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode AD is on"
+    return ""
