@@ -8,6 +8,7 @@ hold inside `answering` alone, while its compile lock is held.
 import contextlib
 import dis
 import functools
+import inspect
 import logging
 import sys
 import types
@@ -256,8 +257,12 @@ def _missing_attributes_guarded() -> Iterator[None]:
             return read(self, tx, name)
         except ObservedAttributeError:
             if self.source is not None:
-                source = AttrSource(self.source, name)
-                install_guard(source.make_guard(GuardBuilder.HASATTR))
+                if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+                    there = functools.partial(GuardBuilder.HASATTR, attr=name)
+                    install_guard(self.source.make_guard(there))
+                else:  # torch 2.11
+                    source = AttrSource(self.source, name)
+                    install_guard(source.make_guard(GuardBuilder.HASATTR))
             raise
 
     with _set(UnspecializedNNModuleVariable, "var_getattr", var_getattr):
