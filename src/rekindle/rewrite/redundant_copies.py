@@ -98,15 +98,17 @@ class _Copies:
         # Must stay, or change, or are the caller's, which may lie elsewhere at the next call.
         self.fixed = {facts(node).storage for node in results}
         for node in nodes:
-            storage = facts(node).storage
+            known = facts(node)
+            storage = known.storage
             if node.op == "placeholder":
                 self.fixed.add(storage)
-            self.fixed |= {facts(w).storage for w in facts(node).writes}
+            for written in known.writes:
+                self.fixed.add(facts(written).storage)
             for argument in node.all_input_nodes:
                 below = facts(argument).storage
                 if below not in (NO_STORAGE, storage):
                     self.readers.setdefault(below, set()).add(node)
-            if storage != NO_STORAGE and facts(node).phase == "backward":
+            if storage != NO_STORAGE and known.phase == "backward":
                 self.made.setdefault(storage, node)
 
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
