@@ -1,11 +1,11 @@
 """The second route to the forward: Dynamo reads the model's Python, and the graph of torch calls
 that it finds runs under the same recorder.
 
-Where the model's own code cannot run on tensors without data (it insists on `type(x) is Tensor`,
+Where the model's own code cannot run on fake tensors (it insists on `type(x) is Tensor`,
 or reaches a parameter through a closure), reading it may still work. The guarantees are those of
-the direct route. Code that asks is told that it is not being compiled. numpy is not translated:
-its results have other last bits. Numbers that Python reads from data are answered and guarded by
-the recorder. And the recorded forward is believed only after it has run for real on the sample and
+the direct route. Code that asks hears that it is not being compiled. numpy is not translated: its
+results have other last bits. Numbers that Python reads from data are answered and guarded by the
+recorder. And the recorded forward is used only after it has run for real on the sample and
 has given eager's outputs, buffers and random stream, bit by bit.
 """
 

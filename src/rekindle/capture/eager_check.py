@@ -30,7 +30,7 @@ def explained(error: Exception) -> str:
     inner = next((f for f in reversed(frames) if not f.filename.startswith(FOREIGN)), frames[-1])
     text = " ".join(str(error).split())[:300]
     return (
-        f"the model cannot run on tensors without data: {type(error).__name__} in {inner.name} "
+        f"the model cannot run on fake tensors: {type(error).__name__} in {inner.name} "
         f"({inner.filename}:{inner.lineno}): {text}; manage the submodules around it one by one"
     )
 
@@ -72,7 +72,7 @@ def difference(
     out: Any,
     attributes: dict[tuple[str, str], torch.Tensor],
 ) -> str | None:
-    """None where the recorded forward gives what eager gave, to the bit; else what differs."""
+    """None where the recorded forward is bitwise identical to eager's; else what differs."""
     tensors, structure = split(out)
     eager_tensors, eager_structure = split(eager.out)
     if structure.key != eager_structure.key:

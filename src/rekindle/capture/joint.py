@@ -1,6 +1,6 @@
 """model + sample -> `JointGraph`: every op of one forward and backward, as eager runs it.
 
-The model's own `forward` runs once on tensors without data, under the autograd engine, and a
+The model's own `forward` runs once on fake tensors, under the autograd engine, and a
 recorder below autograd writes down each op (see `record`). Nothing is decomposed, functionalized
 or compiled, and the model is not told that it is being compiled: the kernels, their order and the
 in-place ops are eager's own. Where the model's code cannot run so, Dynamo reads it (see `dynamo`).
@@ -49,7 +49,7 @@ class Tangent:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a capture leaves open: the forward's autograd graph, over tensors without data, from
+    """What a capture leaves open: the forward's autograd graph, over fake tensors, from
     which the backward of any choice of outputs can be recorded later."""
 
     recorder: Recorder

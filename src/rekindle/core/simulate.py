@@ -1,7 +1,7 @@
 """The only accounting of bytes and time: (problem, schedule) -> Trace.
 
 Each step that makes a value makes a new copy of it. A copy lives from that step to its last use
-before the value is made again; the last copy of an output and the held copy of a held value live
+before the value is recomputed; the last copy of an output and the held copy of a held value live
 to the end; a copy that is never used lives during its own step. Memory at a step is the sizes of
 all copies alive at it, plus the op's workspace, minus each in-place output whose paired input's
 copy has its last use there. The work is done in C++ (`cpp/core/simulate.cpp`).

@@ -20,7 +20,7 @@ from rekindle.program.program import Program
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
-# Of what has no tensor to look like. Facts are shared, not made anew: that takes as long as a call.
+# Of what has no tensor to look like. Facts are shared, not copied: that takes as long as a call.
 _UNKNOWN = NodeFacts()
 
 

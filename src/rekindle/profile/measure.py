@@ -288,7 +288,7 @@ class CudaBench:
 
 
 def _true_blocks(call: OpCall, result: Any, blocks: Blocks) -> tuple[int, ...]:
-    """Blocks of the outputs by the storages that really came back: tensors without data do not
+    """Blocks of the outputs by the storages that really came back: fake tensors do not
     always know the size of a library's own records."""
     expected = output_blocks(call, blocks)
     found = _flat(result)

@@ -5,9 +5,9 @@ in higher precision keeps two wide copies. Here a value that only elementwise op
 at all: whoever needs it computes it from what the chain began with, in registers. The forward
 writes what a product or a sum reads, the backward reads what the chain read.
 
-Exact means to the bit: every step of a kernel rounds as the op it stands for does, nothing is
-reordered, and a kernel is used only if it gives the bits of the separate ops on random and on
-special numbers, on the device where it will run. What does not is left as it is.
+Exact means bitwise identical: every step of a kernel rounds as the op it stands for does, nothing
+is reordered, and a kernel is used only if it gave what the separate ops give, bit by bit, on random
+and on special numbers, on the device where it will run. What does not is left as it is.
 
 - `_elementwise`: the ops that can take part, and of which layouts.
 - `_Regions`: which values are made, and from what each of them is computed. An expression ends at

@@ -45,7 +45,7 @@ class LateRunner:
     def get(self) -> Runner:
         if self._runner is None:
             # The modes around the first call (a counter of operations, say) are not meant for the
-            # trials on tensors without data that lowering makes.
+            # trials on fake tensors that lowering makes.
             with self._lock, collector_at_rest(), outside_modes():
                 if self._runner is None:
                     self._runner = Runner(

@@ -257,7 +257,7 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     # What is kept is a set of values, so a graph that is no chain needs no special care: every
     # value that crosses a cut is in it, skips included.
     keep = set(problem.outputs) | set(problem.held)
-    # Values without size stand for order: they cost nothing to keep, and much to make again.
+    # Values without size stand for order: they cost nothing to keep, and much to recompute.
     keep.update(v for v, value in enumerate(problem.values) if not value.size)
     for i in forward:
         for v in problem.ops[i].inputs:

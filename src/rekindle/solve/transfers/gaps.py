@@ -6,7 +6,7 @@ the use before the gap, fetched before the use behind it. All positions are thos
 relieves the ops from `left` + 1 to `right` - 1.
 
 Values are what their op makes of its inputs, each time the same. So what the host has of a value
-serves every gap of it, also of a copy that was made again, and a value is sent once.
+serves every gap of it, also of a copy that was recomputed, and a value is sent once.
 """
 
 from dataclasses import dataclass
