@@ -24,6 +24,8 @@ from rekindle.rewrite.layout_algebra import Digit, digits_of, merged, through
 
 aten = torch.ops.aten
 
+# What a rewrite begins with: a copy, or a gradient of a part, padded with zeros.
+_ENDS = (aten.clone.default, aten.select_backward.default)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # --- the op -------------------------------------------------------------------------------------
@@ -62,10 +64,11 @@ stacked = torch.ops.rekindle.stacked.default
 
 def shorten_copies(edit: GraphEdit) -> None:
     """Rewrites the copies of a backward; what nobody reads any more is left to be dropped."""
-    nodes = edit.nodes
-    copies = _Copies(edit.graph, nodes, edit.results)
     # Listed before anything changes: views that are made on the way need no look of their own.
-    backward = [node for node in nodes if facts(node).phase == "backward"]
+    backward = [node for node in edit.backward if facts(node).phase == "backward"]
+    if not any(node.target in _ENDS for node in backward):
+        return
+    copies = _Copies(edit.graph, edit.nodes, edit.results)
     with torch.no_grad():
         for node in backward:
             if is_copy(node):
