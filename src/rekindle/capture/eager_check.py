@@ -45,6 +45,8 @@ class Eager:
 
 
 def run_eagerly(sample: Sample) -> Eager:
+    """The model's own forward on copies of the sample: what it returns, and what it leaves in
+    buffers and random number generators."""
     copies = {id(b): b.clone() for b in sample.buffers.values()}
     for t in sample.tensors:
         copies.setdefault(id(t), t.detach().clone().requires_grad_(t.requires_grad))

@@ -74,6 +74,9 @@ class Unseen(CaptureError):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Writes down each op that reaches the dispatcher, as one node of a graph, while it runs on
+    fake tensors."""
+
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:

@@ -31,6 +31,8 @@ def cache_home() -> Path:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
+    """A file as JSON, read strictly: no repeated keys, no NaN, no lone surrogates. What is wrong
+    is a `FileError` that names the file."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -54,10 +56,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    """A record as compact JSON, written whole or not at all."""
     write_text(path, json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """A text as UTF-8, written whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
 
 

@@ -260,14 +260,17 @@ def _step(item: Any, step: int, problem: Problem, where: str) -> Step:
 
 
 def read_problem(path: str | os.PathLike[str]) -> Problem:
+    """A problem file, checked."""
     return problem_from_record(read_json(path), str(path))
 
 
 def read_schedule(path: str | os.PathLike[str], problem: Problem) -> Schedule:
+    """A schedule file, checked against the problem that it was made for."""
     return schedule_from_record(read_json(path), problem, str(path))
 
 
 def write_problem(path: str | os.PathLike[str], problem: Problem) -> None:
+    """Checks a problem and writes it."""
     check_problem(problem)
     write_json(path, problem_record(problem))
 
@@ -279,6 +282,7 @@ def write_schedule(
     solver: str = "",
     seed: int = 0,
 ) -> None:
+    """Checks a schedule and writes it, with the solver that found it."""
     check_schedule(problem, schedule)
     write_json(path, schedule_record(problem, schedule, solver, seed))
 

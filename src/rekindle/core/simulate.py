@@ -36,6 +36,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """What a schedule needs: memory at each step, the peak, the cost."""
+
     memory: tuple[int, ...]  # per step
     peak: int
     peak_step: int  # the first step at the peak; -1 for an empty schedule
@@ -99,6 +101,8 @@ def _run_with_transfers(
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Trace:
+    """Runs a schedule in numbers alone. This is the only place that counts memory; an invalid
+    schedule raises `InvalidSchedule`."""
     if schedule.transfers:
         return _simulate_transfers(problem, schedule)
     trace = run_native(problem, schedule)

@@ -52,6 +52,7 @@ def rematerialize(
 
 
 def several_ranks() -> bool:
+    """Whether this process trains together with others."""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 

@@ -33,6 +33,8 @@ class Tensors:
 
 
 class GraphWriter:
+    """Writes the nodes of a program into a new graph, in the order of a schedule."""
+
     def __init__(self, program: Program) -> None:
         self.program = program
         self.graph = fx.Graph()

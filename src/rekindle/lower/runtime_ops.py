@@ -19,6 +19,7 @@ def clone_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def generator_of(device: torch.device) -> torch.Generator:
+    """The default generator of a device."""
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
         return torch.cuda.default_generators[index]
@@ -26,6 +27,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def rng_state(device: torch.device) -> torch.Tensor:
+    """The state of a device's default generator, to be restored before an op is recomputed."""
     return generator_of(device).get_state()
 
 

@@ -52,12 +52,14 @@ class Unit:
 
 @contextlib.contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
+    """Inside, random numbers are drawn as usual; afterwards the generators are as before."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield
 
 
 def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The states of all generators that a stage may draw from."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -65,6 +67,7 @@ def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -> None:
+    """Restores what `generator_states` gave."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

@@ -177,6 +177,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
+    """The memory of a device; of the host for a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return _host_pages("MemTotal:")

@@ -43,6 +43,8 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
+    """Time of one op: on the device, and of the host that issues it."""
+
     device_ns: int
     host_ns: int
 
@@ -62,6 +64,7 @@ class Bench(Protocol):
 
 
 def bench_for(device: torch.device) -> Bench:
+    """What measures ops on this device."""
     return CudaBench(device) if device.type == "cuda" else CpuBench()
 
 

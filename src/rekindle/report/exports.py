@@ -97,6 +97,7 @@ def _drop_categories(events: list[dict[str, Any]]) -> None:
 
 
 def snapshot_bytes(account: Account) -> bytes:
+    """The memory snapshot as PyTorch's viewer reads it: a pickle of plain lists and dicts."""
     return pickle.dumps(memory_snapshot(account), protocol=_PROTOCOL)
 
 

@@ -30,6 +30,7 @@ _EXACT = 2**20  # stacks are given to one part in this many of the peak
 
 
 def write_page(account: Account, path: str | os.PathLike[str]) -> Path:
+    """Writes the page; returns where it is."""
     write_text(path, page(account))
     return Path(path)
 

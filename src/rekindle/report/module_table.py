@@ -20,6 +20,8 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One line of the table by module: a module, or several identical ones."""
+
     label: str  # relative to the row above it that it is part of
     path: str
     depth: int

@@ -105,6 +105,7 @@ def _peak_lines(account: Account) -> list[str]:
 
 
 def alive_cells(account: Account, item: Alive) -> tuple[str, ...]:
+    """The cells of one line of what is alive at the peak."""
     problem = account.problem
     return (
         format.size(problem, item.num_bytes),

@@ -33,6 +33,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
+    """What the memory picture draws, at no more samples than it has pixels for."""
+
     steps: tuple[int, ...]  # the samples
     starts: tuple[int, ...]  # per sample: the cost of all steps before
     memory: tuple[int, ...]
@@ -51,12 +53,14 @@ def lane_names(account: Account) -> tuple[str, ...]:
 
 
 def lane(phase: Phase | None, run_before: bool) -> int:
+    """The lane of the picture that a run belongs to."""
     if run_before:
         return AGAIN
     return BACKWARD if phase == "backward" else FORWARD
 
 
 def timeline(account: Account) -> Timeline:
+    """The samples of an account, with the memory of each stacked by layer, part and kind."""
     schedule, problem = account.schedule, account.problem
     costs = [problem.ops[i].cost for i in schedule.ops]
     starts = [0]

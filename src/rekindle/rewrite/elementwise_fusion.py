@@ -116,7 +116,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 class TooLarge(Exception):
-    pass
+    """An expression has too many steps or operands for one kernel."""
 
 
 class _Regions:

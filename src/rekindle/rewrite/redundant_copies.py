@@ -79,6 +79,7 @@ def shorten_copies(edit: GraphEdit) -> None:
 
 
 def is_copy(node: fx.Node) -> bool:
+    """Whether the node copies a tensor of a floating dtype into a dense one."""
     if node.target is not aten.clone.default:
         return False
     made, source = facts(node).value, facts(node.args[0]).value

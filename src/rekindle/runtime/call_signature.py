@@ -19,6 +19,8 @@ from rekindle.capture.pytrees import Structure
 
 
 def call_signature(tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
+    """What decides which plan covers a call: modes, structure, and each tensor's shape, strides and
+    dtype."""
     grad = torch.is_grad_enabled()
     return (
         grad,

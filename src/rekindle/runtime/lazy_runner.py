@@ -16,6 +16,8 @@ from rekindle.torch_compat import outside_modes
 
 
 class LateRunner:
+    """A runner that is made at the first call: a plan that is never called is not lowered."""
+
     __slots__ = (
         *("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_record_backward"),
         *("_runner", "_schedule"),

@@ -27,6 +27,8 @@ from rekindle.solve.base import best_solution, trivial_floor
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
+    """Recomputes nothing."""
+
     name: ClassVar[str] = "keep-all"
     requires: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = False
@@ -51,6 +53,8 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class Sqrt:
+    """Equal segments of the forward, of which only the ends are kept."""
+
     max_trials: int = 48
 
     name: ClassVar[str] = "sqrt"
@@ -87,6 +91,8 @@ class Sqrt:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
+    """The smallest peak that a greedy walk reaches, whatever it costs."""
+
     max_length_factor: int = 40  # a schedule longer than this many times the ops is given up
 
     name: ClassVar[str] = "floor"

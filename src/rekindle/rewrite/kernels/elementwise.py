@@ -133,6 +133,8 @@ def _place_by(digits: tuple[tuple[int, int], ...], numel: int) -> Place | None:
 
 @dataclass(frozen=True)
 class Step:
+    """One op of a fused kernel."""
+
     target: Any
     args: tuple[Any, ...]  # ("leaf", i), ("step", j), or a constant
     kwargs: tuple[tuple[str, Any], ...]

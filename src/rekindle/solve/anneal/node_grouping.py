@@ -20,6 +20,8 @@ from rekindle.core import Op, Problem
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
+    """A problem whose ops are groups of the ops of another."""
+
     problem: Problem  # its ops are groups
     members: tuple[tuple[int, ...], ...]  # per group: the ops it runs, in order
 

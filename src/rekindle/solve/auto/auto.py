@@ -57,6 +57,8 @@ from rekindle.solve.min_budget import small_peaks
 
 @dataclass(frozen=True, slots=True)
 class Auto:
+    """The default solver: a bound and several searches that share one incumbent."""
+
     max_rounds: int = 36
     effort: float = 1.0  # scales the tries and moves of each step
     gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough

@@ -54,6 +54,8 @@ POLISH_MOVES_PER_OP = 1000
 
 @dataclass(frozen=True, slots=True)
 class HiRemate:
+    """Hierarchical rematerialization; its fields are the recipe."""
+
     partitioner: Partitioner = field(default_factory=HPartition)
     makers: tuple[OptionMaker, ...] = (keep_everything, ByTWRemat(), ByRotor(), ByFastSA())
     ilp_budgets: tuple[tuple[float, float], ...] = ((1.0, 0.6), (1.0, 0.3), (0.7, 0.5), (0.7, 0.2))

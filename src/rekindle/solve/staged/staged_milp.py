@@ -56,6 +56,8 @@ class Covers:
 
 @dataclass(slots=True)
 class StagedModel:
+    """The rows and columns of Checkmate's MILP."""
+
     stages: Stages
     time_left: TimeLeft = field(default_factory=lambda: TimeLeft(math.inf))  # else OutOfTime
     model: Model = field(default_factory=Model)

@@ -21,6 +21,8 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """A stretch over which a value lies idle: it can be sent and fetched, or be recomputed."""
+
     value_id: int
     made: int  # the op that makes the copy
     left: int  # the last use before the gap (`made`, where there is none)
