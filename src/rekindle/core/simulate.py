@@ -70,7 +70,7 @@ def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     native = problem.native
     try:
         trace = _native.simulate(native, list(schedule.ops))
-    except TypeError:
+    except TypeError:  # a step that is no whole number of 32 bits, from the binding
         raise InvalidSchedule(no_such_step(problem, schedule)) from None
     if trace.fault != _native.Fault.none:
         raise InvalidSchedule(fault_sentence(problem, schedule, trace))
@@ -124,7 +124,7 @@ def _simulate_transfers(problem: Problem, schedule: Schedule) -> Trace:
         memory=tuple(trace.memory),
         peak=trace.peak,
         peak_step=trace.peak_step,
-        cost=lanes.cost,
+        cost=lanes.cost,  # in time that passes, not a sum: the lanes run side by side
         runs=tuple(trace.runs),
         host_memory=tuple(trace.host_memory),
         host_peak=trace.host_peak,

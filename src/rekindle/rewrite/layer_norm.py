@@ -210,6 +210,7 @@ layer_norm_backward = torch.ops.rekindle.layer_norm_backward.default
 def norm_backward(edit: GraphEdit) -> None:
     """The layer norms of a backward; where the gradient of the input is added to another and not
     read elsewhere, with that sum."""
+    # All of them first: what is changed below moves nodes about.
     norms = [node for node in edit.backward if _is_replaced(edit, node)]
     if not norms:  # on most graphs: what follows walks all of it
         return

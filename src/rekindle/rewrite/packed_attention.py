@@ -253,6 +253,7 @@ def _attention_of(node: fx.Node, readers: dict[int, set[fx.Node]]) -> fx.Node | 
     """The backward of which this stacks all three gradients, in their order, alone."""
     parts: Any = node.args[0]
     roots = [_root(part) for part in parts]
+    # Query, key and value, as attention's backward gives them.
     if len(parts) != 3 or any(r.target is not operator.getitem for r in roots):
         return None
     if [r.args[1] for r in roots] != [0, 1, 2] or len({r.args[0] for r in roots}) != 1:

@@ -146,6 +146,7 @@ class _Copies:
         assert stride is not None
         first = reader
         found = (view, stride, facts(view).value.storage_offset())
+        # A copy begins at the start of its storage, so a view with an offset shows a part of it.
         while facts(view).value.storage_offset() == 0:
             copy = self._maker(view, reader)
             if copy is None or not is_copy(copy):
@@ -270,6 +271,7 @@ class _Copies:
     def _summands(self, node: fx.Node) -> list[fx.Node] | None:
         """Of a sum of padded parts, at least two, of which nobody else reads anything."""
         found: list[fx.Node] = []
+        # Down through the sums, however they are nested: autograd adds two at a time.
         stack = [node]
         while stack:
             now = stack.pop()

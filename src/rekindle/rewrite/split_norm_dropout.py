@@ -168,7 +168,7 @@ def _batch_norm(edit: GraphEdit, norm: fx.Node) -> bool:
     if writers is None or not (writers or _reader(edit, made)):
         return False
     target = _form_of(norm, value)
-    if target is None:
+    if target is None:  # no form rounds as this device's kernel does
         return False
     split = SplitOp(norm, norm.args, edit.unread(norm, made))
     # Beside the other outputs: the place of one, should it be put back.
