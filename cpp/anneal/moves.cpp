@@ -249,7 +249,7 @@ Slot Moves::over_budget_step() {
     return line_.peak_slot();
 }
 
-// Makes again, before its next read, a value that lies idle across `over`.
+// Recomputes, before its next read, a value that lies idle across `over`.
 bool Moves::propose_relieve(Slot over) {
     if (over == Timeline::none) return false;
     const Slot last = line_.num_slots() - over - 1;
@@ -268,7 +268,7 @@ bool Moves::propose_relieve(Slot over) {
 }
 
 // Runs v's producer in (low, before), most often right before; what it reads and is gone may be
-// made again too, or kept until there.
+// recomputed too, or kept until there.
 bool Moves::remake(Id v, Slot before, Slot low) {
     const Id producer = p_.producer_of(v);
     if (p_.is_once(producer) || low == Timeline::none) return false;

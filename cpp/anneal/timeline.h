@@ -5,7 +5,7 @@
 // would do without touching anything; `commit` does it. The meaning of memory is
 // core/simulate.cpp's, bit for bit:
 // - per value there is one sorted list of events (made at slot t / read at slot t);
-// - a copy counts from where it is made to its last read before it is made again; to the end, where
+// - a copy counts from where it is made to its last read before it is recomputed; to the end, where
 //   it is the last copy of a target or was read by the loss op and is held; and not at its last
 //   read, where the reader may write its output over it (`inplace`);
 // - an empty slot is pushed far below zero, so that it neither peaks nor counts as excess.

@@ -20,7 +20,9 @@
 
 namespace rekindle {
 
-void bind_anneal(nb::module_& m) {
+namespace {
+
+void bind_results(nb::module_& m) {
     nb::enum_<Objective>(m, "Objective")
         .value("area", Objective::area)
         .value("product", Objective::product)
@@ -41,6 +43,12 @@ void bind_anneal(nb::module_& m) {
         .def_ro("accepted", &AnnealResult::accepted)
         .def_ro("seed", &AnnealResult::seed)
         .def_ro("by_move", &AnnealResult::by_move);
+}
+
+}  // namespace
+
+void bind_anneal(nb::module_& m) {
+    bind_results(m);
 
     m.def(
         "anneal",

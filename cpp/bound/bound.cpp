@@ -188,7 +188,7 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
 
     // Between a price at which too much is kept and one at which not.
     double low = 0, high = -1;
-    Line at_low{0, network.total_size()}, at_high;  // nothing is made again for nothing
+    Line at_low{0, network.total_size()}, at_high;  // what costs nothing: all is kept
     if (price <= 0) price = network.total_cost() / (8 * std::max(1.0, room)) + 1e-12;
     for (int k = 0; k < max_cuts && price < 1e30; ++k) {
         const double cut = network.cut(price, control);
@@ -202,7 +202,7 @@ Bound bound_at(const Problem& p, Id op, std::int64_t budget, Control& control, d
             best.kept = std::move(kept);
         }
         // Each op counts as repeated once at most, so no choice that fits has more extra cost.
-        if (extra > network.total_cost()) {  // more than making everything again
+        if (extra > network.total_cost()) {  // more than recomputing everything
             best.infeasible = true;
             return best;
         }

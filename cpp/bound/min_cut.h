@@ -51,7 +51,7 @@ class SaveSetCut {
    public:
     SaveSetCut(const Problem& problem, Id op);
 
-    // The least sum of what is made again and of keep_cost[v] over the values that are kept, never
+    // The least sum of what is recomputed and of keep_cost[v] over the values that are kept, never
     // above the truth. Where the control expires, it is nothing.
     double cut(std::span<const double> keep_cost, Control& control, bool host = true);
     std::vector<Id> kept() const;  // by the last cut

@@ -1,6 +1,6 @@
 // What a schedule means. Every other account of memory (anneal/timeline.h, the reference in Python
 // of the tests) is checked against this one, and every solver's answer is simulated before it is
-// believed.
+// used.
 //
 // First pass: validity, and the copies of each value with their last use. Second: memory per step.
 #include "core/simulate.h"
@@ -259,7 +259,7 @@ double total_cost(const Problem& p, std::span<const Id> schedule) {
 }
 
 std::vector<Id> drop_dead_runs(const Problem& p, std::span<const Id> schedule) {
-    // From the end: needed is what a later step reads before it is made again. A run goes only with
+    // From the end: needed is what a later step reads before it is recomputed. A run goes only with
     // all of its outputs, so what it read is then needed by one reader less, and may go in turn.
     std::vector<std::uint8_t> needed(idx(p.num_values()), 0);
     for (Id v : p.targets) needed[idx(v)] = 1;

@@ -73,7 +73,7 @@ Trace simulate(const Problem& problem, std::span<const Id> schedule,
 // scale.
 double total_cost(const Problem& problem, std::span<const Id> schedule);
 
-// Removes each run whose outputs nothing reads before they are made again (and that is neither a
+// Removes each run whose outputs nothing reads before they are recomputed (and that is neither a
 // run-once op nor makes a final output). Never raises memory or cost.
 std::vector<Id> drop_dead_runs(const Problem& problem, std::span<const Id> schedule);
 

@@ -3,7 +3,7 @@
 // - fixed: made by a run-once op, so it cannot come back. It stays until neither a step nor the
 // return
 //   of another value can want it; `release` lets it go earlier by fixing what is made from it;
-// - held: what the loss leaves to the caller, and never goes. Made again, it is there twice.
+// - held: what the loss leaves to the caller, and never goes. Recomputed, it is there twice.
 #include "greedy/evict.h"
 
 #include <algorithm>
@@ -253,7 +253,7 @@ bool EvictWalk::make_room(Id op) {
             fresh -= p.size_of(v);
         }
     }
-    // What this op is about to make again is no gain as a victim.
+    // What this op is about to recompute is no gain as a victim.
     for (Id v : p.outputs[op]) ++pins_[idx(v)];
     bool fits = true;
     while (fits && used_ + fresh > limit_) {

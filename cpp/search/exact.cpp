@@ -148,7 +148,7 @@ class Search {
         const Step& s = steps_[idx(i)];
         const State state = node.state;
         if ((state & s.reads) != s.reads || (s.once & state) != 0) return;
-        // Making again what is live is never needed; it only costs.
+        // Recomputing what is live is never needed; it only costs.
         if (((s.makes | s.once) & ~state) == 0) return;
         const std::int64_t lacking = bytes(state | s.makes) + s.workspace - budget_;
         after_ = state | s.makes | s.once;
@@ -218,8 +218,8 @@ int exact_bits(const Problem& p) {
     int bits = 0;
     for (Id v = 0; v < p.num_values(); ++v) bits += p.producer_of(v) >= 0;
     for (Id i = 0; i < p.num_ops(); ++i) bits += p.is_once(i);
-    // A held value made again has two copies, which a state does not tell apart. That pays only
-    // for the other outputs of its producer.
+    // A held value that is recomputed has two copies, which a state does not tell apart. That pays
+    // only for the other outputs of its producer.
     for (Id v : p.held)
         if (p.outputs[p.producer_of(v)].size() > 1) return too_many_bits;
     return bits;

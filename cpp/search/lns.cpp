@@ -126,7 +126,7 @@ class LargeNeighbourhoodSearch {
         return order;
     }
 
-    // Something that `op` reads is made again for it.
+    // Something that `op` reads is recomputed for it.
     void force(Id op, std::span<const std::uint8_t> seen, std::vector<Id>& order) {
         const auto inputs = p_.inputs[op];
         if (inputs.empty()) return;

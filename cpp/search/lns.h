@@ -1,5 +1,5 @@
 // Large-neighbourhood search over schedules: take the repeated runs out of a part of the schedule
-// (a stretch of time, or of the ops), sometimes force a value to be made again instead of kept, let
+// (a stretch of time, or of the ops), sometimes force a value to be recomputed instead of kept, let
 // the greedy walk (greedy/evict.h) put back what is missing within the budget, by a policy that
 // differs a little each time, and take out the runs that there is room for (greedy/prune.h). Kept
 // if not dearer. Where there are several starts, a part of the schedule may also be taken from
@@ -20,7 +20,8 @@ struct LnsOptions {
     std::int64_t max_tries = 0;
     // From starts that are far from good: every walk is taken to its end, and next to nothing
     // dearer is kept. Else they are annealed: something dearer is kept at first, by up to `hot` of
-    // the cost of all ops, and most walks end where they become much dearer than what there is.
+    // the cost of all ops, and most walks end where they become much dearer than the schedule at
+    // hand.
     double hot = 0;
 };
 

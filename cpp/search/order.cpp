@@ -232,7 +232,7 @@ class BeamSearch {
         for (std::size_t k = 0; k < width_; ++k) layer.by_hash.emplace(layer.sets[k].hash, k);
     }
 
-    // The way to the full set, made again step by step.
+    // The way to the full set, found again step by step.
     std::vector<Id> trace_back() {
         const Set& last = layers_.back().sets.front();
         std::vector<Id> firsts;
@@ -279,7 +279,7 @@ OrderResult smallest_order(const Problem& problem, std::span<const Id> start,
     found.peak = static_cast<std::int64_t>(simulate(problem, start).peak);
     found.at_least = search.budget;
     BeamSearch beam(problem, control);
-    // A narrow beam finds most of what there is in a moment, and what it finds narrows the range
+    // A narrow beam finds nearly the best order in a moment, and what it finds narrows the range
     // that the wider ones bisect. Only a search that left nothing out proves anything.
     for (std::size_t width = 1; width <= search.max_width; width *= 4) {
         // Bisection between what is proven and what is found, then wider.

@@ -25,6 +25,37 @@ struct Point {
     std::vector<std::pair<Id, double>> value_weight;
 };
 
+// Values that a weight can matter for: they have a size, and can be recomputed.
+std::vector<Id> weighed_values(const Problem& p) {
+    std::vector<Id> found;
+    for (Id v = 0; v < p.num_values(); ++v)
+        if (p.producer_of(v) >= 0 && !p.is_once(p.producer_of(v)) && p.size_of(v) > 0)
+            found.push_back(v);
+    return found;
+}
+
+// A random point near this one: one of its numbers is changed, or the weights of a few classes.
+Point neighbour(const Point& from, Id num_classes, const std::vector<Id>& values, Random& random) {
+    Point next = from;
+    const double step = std::pow(4.0, random.unit() * 3.0 - 1.5);  // 1/8 .. 8
+    const double kind = random.unit();
+    if (kind < 0.08) {
+        next.cost_power = std::clamp(next.cost_power + 0.3 * random.normal(), 0.0, 2.5);
+    } else if (kind < 0.16) {
+        next.wait_power = std::clamp(next.wait_power + 0.3 * random.normal(), 0.0, 3.0);
+    } else if (kind < 0.22) {
+        next.limit_factor = std::clamp(next.limit_factor + 0.02 * random.normal(), 0.8, 1.1);
+    } else if (kind < 0.7 || values.empty()) {
+        const Id count = 1 + random.below(3);
+        for (Id k = 0; k < count; ++k)
+            next.class_weight[idx(random.below(num_classes))] += step * random.normal();
+    } else {
+        const Id v = values[idx(random.below(static_cast<Id>(values.size())))];
+        next.value_weight.emplace_back(v, step * random.normal());
+    }
+    return next;
+}
+
 }  // namespace
 
 PolicyResult search_policy(const Problem& p, const PolicySearch& search, std::uint64_t seed,
@@ -36,10 +67,7 @@ PolicyResult search_policy(const Problem& p, const PolicySearch& search, std::ui
         search.classes.empty()
             ? 0
             : *std::max_element(search.classes.begin(), search.classes.end()) + 1;
-    std::vector<Id> candidates;  // values that a weight can matter for
-    for (Id v = 0; v < p.num_values(); ++v)
-        if (p.producer_of(v) >= 0 && !p.is_once(p.producer_of(v)) && p.size_of(v) > 0)
-            candidates.push_back(v);
+    const std::vector<Id> values = weighed_values(p);
 
     PolicyResult found;
     EvictPolicy policy;
@@ -79,23 +107,7 @@ PolicyResult search_policy(const Problem& p, const PolicySearch& search, std::ui
     const double base = total_cost(p, search.order);
     std::int64_t since_better = 0;
     while (found.walks < search.max_walks && !control.expired(host)) {
-        Point next = current;
-        const double step = std::pow(4.0, random.unit() * 3.0 - 1.5);  // 1/8 .. 8
-        const double kind = random.unit();
-        if (kind < 0.08) {
-            next.cost_power = std::clamp(next.cost_power + 0.3 * random.normal(), 0.0, 2.5);
-        } else if (kind < 0.16) {
-            next.wait_power = std::clamp(next.wait_power + 0.3 * random.normal(), 0.0, 3.0);
-        } else if (kind < 0.22) {
-            next.limit_factor = std::clamp(next.limit_factor + 0.02 * random.normal(), 0.8, 1.1);
-        } else if (kind < 0.7 || candidates.empty()) {
-            const Id count = 1 + random.below(3);
-            for (Id k = 0; k < count; ++k)
-                next.class_weight[idx(random.below(num_classes))] += step * random.normal();
-        } else {
-            const Id v = candidates[idx(random.below(static_cast<Id>(candidates.size())))];
-            next.value_weight.emplace_back(v, step * random.normal());
-        }
+        Point next = neighbour(current, num_classes, values, random);
         const double cost = evaluate(next);
         // A small tolerance lets the climb cross plateaus and shallow valleys.
         const double tolerance = 0.0005 * base * random.unit() * random.unit();

@@ -25,7 +25,7 @@ constexpr double infeasible = std::numeric_limits<double>::infinity();
 struct Point {
     std::vector<double> price;  // per value: logarithm of the price of a byte, over the first price
     // Places in the order: what is on its way to a later op there costs next to infeasible, so that
-    // the ops between two of them are made again from the first.
+    // the ops between two of them are recomputed from the first.
     std::vector<std::int32_t> boundaries;
     // For the greedy walk, where the set alone does not fit: of the budget, and its policy.
     double limit_factor = 1, cost_power = 1, wait_power = 1;

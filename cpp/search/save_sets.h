@@ -2,7 +2,7 @@
 // moment (for a training step: the loss), that into a schedule, and a climb over the prices.
 //
 // The schedule of a save set: the ops of the order up to the moment once; then the others, and
-// right before each, made again once, what it reads and nobody kept. Its cost is the cut's. What
+// right before each, recomputed once, what it reads and nobody kept. Its cost is the cut's. What
 // does not fit is left to the greedy walk (greedy/evict.h) with that schedule as its order; then
 // the runs that there is room for are taken out (greedy/prune.h). Alike layers share moves of their
 // prices, and moves along the order tell alike layers apart, which a single price cannot. Where the

@@ -35,7 +35,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
     KeyboardInterrupt is raised. No signal handler is installed: solvers catch KeyboardInterrupt
     (see `Solver.solve`), so outside of a solver, and the second time, it is raised as usual."""
     problem = predictor.problem
-    if options.schedule is not None:
+    if options.schedule is not None:  # nothing to search for, with or without a budget
         return _given(options, problem, budget), False
     if budget is None:
         raise TypeError(NO_BUDGET)
@@ -43,6 +43,8 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
     if solution.schedule is None:
+        # Some solvers give up without a schedule of any size; the user needs a number for the next
+        # try.
         smallest = solution.smallest or constrained_min_budget(problem, options.wishes)
         peak = simulate(problem, smallest).peak
         raise BudgetInfeasible(
@@ -69,6 +71,7 @@ def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
     given = options.schedule
     assert given is not None
     schedule = given if isinstance(given, Schedule) else given(problem)
+    # From outside: it may be of another problem, or hold any numbers.
     check_schedule(problem, schedule)
     if options.wishes:
         check_constraints(problem, resolve(problem, options.wishes), schedule)
@@ -95,6 +98,7 @@ def _solve_as_allocated(
     else:  # start with what keep-all loses to the allocator; most problems need no second try
         target = budget * simulated.peak // whole
     found: Schedule | None = None
+    # With 1, 1/2, 1/4 and 1/8 of the time: in all less than twice the limit.
     for num_before in range(4):
         limit_s = options.time_limit_s / 2**num_before
         once = dataclasses.replace(options, time_limit_s=limit_s)
@@ -117,6 +121,7 @@ def _solve(
     options: Options, problem: Problem, budget: int, warm_start: Schedule | None
 ) -> tuple[Solution, bool]:
     solver = find_solver(options.solver)
+    # Without the time limit: a kept solution that had at least as much time will do.
     constraints = (options.wishes.save, options.wishes.recompute)
     request = SolveRequest(problem, budget, solver, options.seed, constraints)
     if options.cache and (known := lookup(request, options.time_limit_s)) is not None:

@@ -75,6 +75,7 @@ def verify(
     kwargs = dict(kwargs or {})
     first = _step(model, args, kwargs)
     second = _step(managed, args, kwargs)
+    # Of both: a gradient that only one of them has is a difference too.
     names = list(dict.fromkeys((*first, *second)))
     missing = object()
     return Verdict(
@@ -93,11 +94,11 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
         inputs, _ = split((tuple(args), kwargs))
         leaves = [*model.parameters(), *(t for t in inputs if t.requires_grad and t.is_leaf)]
         for leaf in leaves:
-            leaf.grad = None
+            leaf.grad = None  # a gradient that is there would be added to: other last bits
         out = model(*args, **kwargs)
         tensors, _ = split(out)
         for name, tensor in zip(path_names(out, "output"), tensors, strict=True):
-            found[name] = tensor.detach().clone()
+            found[name] = tensor.detach().clone()  # before the backward can write over it
         _backward(out, tensors)
         for name, parameter in model.named_parameters():
             found[f"gradient of {name}"] = _copied(parameter.grad)
@@ -114,6 +115,8 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
 def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
     able = [t for t in tensors if t.requires_grad]
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+    # As a trainer would: from the loss, if the model returns one, under its usual name or as the
+    # first number; else from all outputs.
     losses: list[Any] = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
     roots = losses or able
     if not roots:
@@ -164,6 +167,7 @@ def _restored_after(
     finally:
         with torch.no_grad():
             for buffer, old in buffers:
+                # A write raises the version, with which autograd would refuse a later backward.
                 if not torch.equal(_bits(buffer), _bits(old)):
                     buffer.copy_(old)
             for (tensor, old), version in zip(contents, versions, strict=True):
@@ -188,6 +192,7 @@ def _difference(first: Any, second: Any, missing: object) -> str:
         return "only one of the two models has it"
     if first is None or second is None:
         return "" if first is second else "it is None in one of the two models"
+    # First what must agree for the elements to be compared at all.
     for what in ("shape", "dtype", "device"):
         a, b = getattr(first, what), getattr(second, what)
         if a != b:
@@ -196,8 +201,9 @@ def _difference(first: Any, second: Any, missing: object) -> str:
         return ""
     if not (first.is_floating_point() or first.is_complex()):
         return f"{int((first != second).sum())} elements differ"
+    # In float64: the difference of two numbers of a narrow dtype may not be one of it.
     gap = (first.double() if not first.is_complex() else first) - second
-    scale = first.abs().max().item() or 1.0
+    scale = first.abs().max().item() or 1.0  # all zeros: the difference itself is shown
     return (
         f"{int((gap != 0).sum())} of {gap.numel()} elements differ, by at most "
         f"{gap.abs().max().item():.3e} ({gap.abs().max().item() / scale:.1e} of the largest)"

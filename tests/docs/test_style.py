@@ -1,8 +1,13 @@
-"""Pages and help use the field's words: phrases that only the project would use stay out."""
+"""Pages, help, messages and comments use the field's words: phrases that only the project would use
+stay out."""
 
 import argparse
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.pages import ROOT, page_names
@@ -33,6 +38,7 @@ INSTEAD = {
     r"takes it that": "assumes that",
     r"compute again": "recompute",
 }
+SOURCE = ROOT / "src" / "rekindle"
 PAGES = sorted(
     {
         *page_names(),
@@ -52,6 +58,24 @@ def test_help_has_no_private_words() -> None:
     assert {name: words for name, words in found.items() if words} == {}
 
 
+@pytest.mark.parametrize("room", sorted(p.name for p in SOURCE.iterdir() if p.is_dir()))
+def test_messages_and_comments_have_no_private_words(room: str) -> None:
+    paths = [p for p in sorted((SOURCE / room).rglob("*")) if p.suffix in (".py", ".html", ".js")]
+    assert {str(p): words for p in paths if (words := found_in(prose_of(p)))} == {}
+
+
+def test_the_other_sources_have_none() -> None:
+    paths = [*sorted(SOURCE.glob("*.py")), *sorted((ROOT / "cpp").rglob("*.[ch]*"))]
+    assert {str(p): words for p in paths if (words := found_in(prose_of(p)))} == {}
+
+
+def test_prose_is_read_across_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('x = f"made {y} again"  # made\nagain: int\n# is\n# told\n')
+    assert found_in(prose_of(tmp_path / "a.py")) == ["'is told': write logged, passed, given"]
+    (tmp_path / "b.cpp").write_text("int made; // what\n  // there is\n")
+    assert len(found_in(prose_of(tmp_path / "b.cpp"))) == 1
+
+
 def test_the_words_are_found() -> None:
     text = "Recomputed values are\nmade again; No way of checkpointing is smaller."
     assert found_in(text) == [
@@ -66,6 +90,26 @@ def found_in(text: str) -> list[str]:
         for pattern, better in INSTEAD.items()
         for match in re.finditer(rf"\b(?:{pattern.replace(' ', chr(92) + 's+')})", text, re.I)
     ]
+
+
+def prose_of(path: Path) -> str:
+    """What a source file says to people: comments and strings of Python; all of another file."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return re.sub(r"\n\s*//", "\n", text)
+    strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    said = [value for value in strings if isinstance(value, str)]
+    last_row = -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        words, row = token.string.lstrip("# "), token.start[0]
+        if row == last_row + 1:  # a sentence may go on
+            said[-1] += f" {words}"
+        else:
+            said.append(words)
+        last_row = row
+    return "\0".join(said)
 
 
 def helps(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, str]]:

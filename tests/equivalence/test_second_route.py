@@ -1,4 +1,4 @@
-"""Models whose code cannot run on tensors without data, but can be read: equal to eager to the bit
+"""Models whose code cannot run on fake tensors, but can be read: bitwise identical to eager
 all the same, or refused with the op, the line and what to try."""
 
 import contextlib

@@ -13,6 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "rekindle"
 FILES = sorted(SOURCE.rglob("*.py"))
+MAX_FUNCTION_LINES = 80
 NO_TORCH = ("core", "solve", "partition", "report")
 MAY_USE_TORCH_COMPAT = (
     "frontend",
@@ -67,6 +68,21 @@ def private_torch(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+        if is_public and not ast.get_docstring(node):
+            yield node.name
+
+
+def too_long(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            if node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
+                yield node.name
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_file(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -81,6 +97,26 @@ def test_file(path):
         assert not list(private_torch(tree)), "private torch names belong in torch_compat"
     assert path.stem not in ("utils", "helpers")
     assert ast.get_docstring(tree), "a module opens with what it is for"
+    assert not list(undocumented(tree)), "a public function or class says what it is for"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_functions_are_short(path):
+    assert not list(too_long(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_a_room_with_one_file_is_a_file():
+    rooms = {path.parent for path in FILES} - {SOURCE}
+    alone = [r for r in rooms if sum(p.name != "__init__.py" for p in FILES if r in p.parents) < 2]
+    assert alone == []
+
+
+def test_long_and_undocumented_functions_are_found():
+    fits = "def f():\n" + "    pass\n" * (MAX_FUNCTION_LINES - 1)
+    assert list(too_long(ast.parse(fits))) == []
+    assert list(too_long(ast.parse(fits + "    pass\n"))) == ["f"]
+    assert list(undocumented(ast.parse(fits))) == ["f"]
+    assert list(undocumented(ast.parse("class _C:\n    pass\n"))) == []
 
 
 def test_the_rules_find_offenders():

@@ -216,7 +216,7 @@ _answers: dict[Any, list[tuple[Any, ...]]] = {}
 
 
 def _described(kernel: Callable[..., list[torch.Tensor]], *args: Any) -> list[torch.Tensor]:
-    """Tensors without data, laid out as the kernel's real results."""
+    """Fake tensors, laid out as the kernel's real results."""
     leaves = pytree.tree_leaves(args)
     flat = _share_storage(args[1])
     kinds = tuple(_kind(a) if isinstance(a, torch.Tensor) else a for a in leaves)

@@ -1,5 +1,5 @@
-"""Tensors without data: what stands in for a real one, ops on them by a short way, and what code
-that meets them is told.
+"""Fake tensors: what stands in for a real one, ops on them by a short way, and what code
+that meets them sees.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ _PLAIN = frozenset(
 
 @contextlib.contextmanager
 def libraries_see_real_tensors() -> Iterator[None]:
-    """Libraries that take another path for tensors without data are told that these have some:
+    """Libraries that take another path for fake tensors see real ones here:
     transformers builds an explicit attention mask, and loses the fused kernel, where it sees a
     fake tensor."""
     module = sys.modules.get("transformers.utils.import_utils")

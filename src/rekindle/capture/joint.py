@@ -34,7 +34,7 @@ class Tangent:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a capture leaves open: the forward's autograd graph, over tensors without data, from
+    """What a capture leaves open: the forward's autograd graph, over fake tensors, from
     which the backward of any choice of outputs can be recorded later."""
 
     recorder: Recorder

@@ -1,4 +1,4 @@
-"""The layouts that real kernels choose, where the kernels for tensors without data choose others.
+"""The layouts that real kernels choose, where the kernels for fake tensors choose others.
 
 Strides decide what runs next: a gradient that is not contiguous is cloned before it can be viewed,
 a norm asks for the memory format. A capture that believes a wrong layout takes another path than
@@ -108,7 +108,7 @@ Trust = Literal["whole", "view", "twice", "none", "dense", "free"]
 
 @functools.cache
 def _trust(func: Any) -> Trust:
-    """How far the fake kernel of this op is believed: "whole", "none", where its arguments are
+    """How far the fake kernel of this op is relied on: "whole", "none", where its arguments are
     "dense", or (of "free" strides) where none that is not dense has a dimension of size 1."""
     if not is_overload(func) or func.namespace != "aten" or op_effects.is_random(func):
         return "whole"

@@ -54,10 +54,12 @@ def facts(node: fx.Node) -> NodeFacts:
 
 
 def has_facts(node: fx.Node) -> bool:
+    """Whether anything is known of a node."""
     return _KEY in node.meta
 
 
 def set_facts(node: fx.Node, known: NodeFacts) -> None:
+    """Puts a record in the place of what was known of the node."""
     node.meta[_KEY] = known
 
 

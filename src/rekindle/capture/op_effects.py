@@ -59,6 +59,7 @@ SCALAR_OPS = frozenset(
 
 
 def is_random(target: Any) -> bool:
+    """Whether the op draws from a random number generator."""
     return is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags
 
 

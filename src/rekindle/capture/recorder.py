@@ -1,5 +1,5 @@
 """The recorder: a dispatch mode that writes down, as an fx graph, every op that eager PyTorch
-runs on tensors without data.
+runs on fake tensors.
 
 It stands above FakeTensorMode and below autograd, so it sees exactly the kernels that eager would
 launch, in eager's order, in-place ops included, forward and backward alike. A question to the data
@@ -74,6 +74,9 @@ class Unseen(CaptureError):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Writes down each op that reaches the dispatcher, as one node of a graph, while it runs on
+    fake tensors."""
+
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
@@ -213,14 +216,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return self._fold(func, args, kwargs, error)
         except UNSUPPORTED as error:
             raise CaptureError(
-                f"{func} cannot run on tensors without data{_at(self.where())}: "
+                f"{func} cannot run on fake tensors{_at(self.where())}: "
                 f"{_short(error)}; register a fake kernel (torch.library.register_fake)"
             ) from error
         except (RuntimeError, NotImplementedError) as error:
             if func.namespace == "aten":  # the model's own mistake, as eager would tell it
                 raise
             raise CaptureError(
-                f"{func} cannot run on tensors without data{_at(self.where())}: {_short(error)}; "
+                f"{func} cannot run on fake tensors{_at(self.where())}: {_short(error)}; "
                 "give it a fake kernel with torch.library.register_fake"
             ) from error
         out = self._layouts.correct(func, args, kwargs, out)

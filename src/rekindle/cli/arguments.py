@@ -42,6 +42,7 @@ def add_save_and_recompute(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
+    """A time limit: finite and above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -53,18 +54,22 @@ def seconds(text: str) -> float:
 
 
 def seed(text: str) -> int:
+    """A solver's seed."""
     return _whole_number(text, 0, MAX_SEED)
 
 
 def points(text: str) -> int:
+    """How many points a trade-off curve has, its two ends included."""
     return _whole_number(text, 2, MAX_POINTS)
 
 
 def ranks(text: str) -> int:
+    """How many processes train together."""
     return _whole_number(text, 1, MAX_RANKS)
 
 
 def steps(text: str) -> int:
+    """How many steps the demo trains."""
     return _whole_number(text, 1, MAX_STEPS)
 
 

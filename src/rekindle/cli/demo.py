@@ -18,6 +18,7 @@ TIME_LIMIT_S = 5.0  # for each budget; the problem is small enough to be solved 
 
 
 def add_commands(commands: Any) -> None:
+    """`rekindle demo`."""
     parser = commands.add_parser(
         "demo",
         help="train a small GPT at 100, 50 and 30 %% of its activation memory",
@@ -42,6 +43,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_demo(arguments: argparse.Namespace) -> ExitCode:
+    """Trains at several budgets, or solves a bundled problem at several of them."""
     if not arguments.graph:
         # torch is imported here: `--graph` runs without it.
         from rekindle.cli.demo_training import run_training

@@ -28,6 +28,8 @@ VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH = 256, 128, 128, 4, 4, 8
 
 # Dropout is included on purpose: a recomputed dropout must draw the same mask.
 class Block(nn.Module):  # type: ignore[misc]
+    """A transformer block, with dropout."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(WIDTH)
@@ -50,6 +52,8 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class GPT(nn.Module):  # type: ignore[misc]
+    """A small language model that returns its loss."""
+
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
@@ -84,6 +88,7 @@ class Run:
 
 
 def run_training(num_steps: int, page: str, *, as_json: bool) -> ExitCode:
+    """Trains with and without a budget, prints a table, and writes the report of one plan."""
     torch.manual_seed(0)
     model = GPT().train()
     text = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) * 7 % 61 % VOCABULARY

@@ -38,6 +38,7 @@ class Version(argparse.Action):
 
 
 def build_parser() -> Parser:
+    """The parser with the commands of all groups."""
     parser = Parser(
         prog="rekindle",
         description="Train any PyTorch model inside the memory you have.",
@@ -53,6 +54,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. Errors of this package become one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A name in a problem file may hold characters that the terminal cannot encode.

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
+    """What the process ends with. Scripts rely on these numbers."""
+
     DONE = 0
     CHECK_FAILED = 1  # check: invalid or over budget; verify, demo: not bitwise identical
     USAGE = 2  # bad usage, a file that cannot be understood, a solver that is not installed

@@ -42,6 +42,7 @@ FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kw
 
 
 def add_commands(commands: Any) -> None:
+    """`rekindle capture`, `plan` and `verify`: the commands that import a model."""
     capture = commands.add_parser(
         "capture",
         help="write a model's training step as a problem file",
@@ -135,6 +136,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def run_capture(arguments: argparse.Namespace) -> ExitCode:
+    """Captures and profiles a model; writes its problem."""
     from rekindle.plan_object import make_plan
 
     model, args, kwargs = load_sample(arguments.factory)
@@ -163,6 +165,7 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_plan(arguments: argparse.Namespace) -> ExitCode:
+    """Plans a model within a budget; writes the plan, if a path was given."""
     from rekindle.plan_object import make_plan
 
     if arguments.budget is None and arguments.device_budget is None:
@@ -225,6 +228,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_verify(arguments: argparse.Namespace) -> ExitCode:
+    """Compares one step of a managed model with the original."""
     from rekindle.plan_object import Plan, make_plan, manage_plan
     from rekindle.verification import verify
 

@@ -10,4 +10,5 @@ __all__ = ["cost", "overhead", "percent", "print_json", "signed_percent", "size"
 
 
 def print_json(record: dict[str, Any]) -> None:
+    """One object on one line, as `--json` promises."""
     print(json.dumps(record))

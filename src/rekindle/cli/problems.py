@@ -66,6 +66,7 @@ SMALLEST_PEAK_LIMIT_S = 5.0
 
 
 def add_commands(commands: Any) -> None:
+    """`rekindle solve`, `pareto`, `check` and `solvers`: the commands that work without torch."""
     solve = commands.add_parser(
         "solve",
         help="find a schedule for a problem within a budget",
@@ -128,6 +129,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
+    """Prints the trade-off between peak and cost."""
     problem = problem_of_record(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
     with show_progress(problem, quiet=arguments.quiet or arguments.json):
@@ -183,6 +185,7 @@ def problem_of_record(record: Any, path: str) -> Problem:
 
 
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
+    """Solves a problem within a budget; writes the schedule, if a path was given."""
     problem = with_link(read_problem(arguments.problem), arguments)
     base = simulate(problem, keep_all(problem))
     budget = parse_budget(arguments.budget, base.peak)
@@ -312,6 +315,7 @@ def _solve_text(
 
 
 def percent_of(amount: int, whole: int) -> str:
+    """A share, as a percentage."""
     return printing.percent(amount / whole) if whole else "-"  # a problem without memory
 
 
@@ -320,6 +324,7 @@ def _ended(solution: Solution) -> str:
 
 
 def run_check(arguments: argparse.Namespace) -> ExitCode:
+    """Simulates a schedule; says if it is valid and within the budget."""
     problem = with_link(read_problem(arguments.problem), arguments)
     schedule = read_schedule(arguments.schedule, problem)
     base = simulate(problem, keep_all(problem))
@@ -386,6 +391,7 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
 
 
 def run_solvers(arguments: argparse.Namespace) -> ExitCode:
+    """Lists the solvers, and what to install for those that are missing."""
     records = [
         {
             "name": solver.name,

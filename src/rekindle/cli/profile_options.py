@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it d
 
 
 def add_commands(commands: Any) -> None:
+    """`rekindle cache`."""
     cache = commands.add_parser(
         "cache",
         help="show or clear cached measurements and solutions",
@@ -122,6 +123,7 @@ def profile_lines(plan: "Plan") -> list[str]:
 
 
 def run_info(arguments: argparse.Namespace) -> int:
+    """Prints where the cache is and what it holds."""
     from rekindle.profile.cache import cache_dir, cache_info
     from rekindle.solve.solution_cache import solutions_dir, solutions_info
 
@@ -160,6 +162,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
+    """Empties the cache; prints what was removed."""
     # Counted before: afterwards there is nothing to count.
     from rekindle.profile.cache import cache_clear, cache_info
     from rekindle.solve.solution_cache import solutions_clear

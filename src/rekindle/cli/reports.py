@@ -45,6 +45,7 @@ _SUFFIXES = {"memory-viz": ".pickle", "chrome-trace": ".trace.json"}
 
 
 def add_commands(commands: Any) -> None:
+    """`rekindle explain`, `report` and `export`."""
     # `explain`, without the underscore, is the function that is imported above.
     explain_ = commands.add_parser(
         "explain",
@@ -118,6 +119,7 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> ExitCode:
+    """Prints what is saved and recomputed, by module."""
     found, _ = read_account(arguments)
     if arguments.module is not None:
         sentence = explain_module(found, arguments.module)
@@ -133,6 +135,7 @@ def run_explain(arguments: argparse.Namespace) -> ExitCode:
 
 
 def run_report(arguments: argparse.Namespace) -> ExitCode:
+    """Writes the HTML page, with a measured step and a trade-off curve where they are wanted."""
     from rekindle.report.html import write_page  # jinja2: only this command needs it
 
     check_writable(arguments.output)
@@ -180,6 +183,7 @@ def _measured(found: Account, plan: PlanRecord, arguments: argparse.Namespace) -
 
 
 def run_export(arguments: argparse.Namespace) -> ExitCode:
+    """Writes the simulated step in another tool's format."""
     output = arguments.output or f"{Path(arguments.input).stem}{_SUFFIXES[arguments.format]}"
     check_writable(output)
     found, _ = read_account(arguments)
@@ -201,7 +205,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
 def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
     """The account of a plan file, and its record; or of a problem and a schedule, and None."""
     record = read_json(arguments.input)
-    commands = [command(sys.argv[1:])]  # shown in the report: how to make it again
+    commands = [command(sys.argv[1:])]  # shown in the report: the command that makes it
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError(

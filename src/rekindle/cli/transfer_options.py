@@ -18,6 +18,7 @@ LEAST_BYTES = 2**20
 
 
 def add_transfer_options(parser: argparse.ArgumentParser) -> None:
+    """The options that describe the link to host memory."""
     group = parser.add_argument_group(
         "moving values to host memory",
         "for a problem whose file says nothing about it; a schedule made with these options is "
@@ -117,6 +118,7 @@ def transfer_record(
 
 
 def moved_bytes(problem: Problem, schedule: Schedule, kind: str) -> int:
+    """The bytes of all transfers of a kind, such as all that is sent."""
     return sum(problem.values[t.value_id].size for t in schedule.transfers if t.kind == kind)
 
 

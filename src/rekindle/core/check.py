@@ -9,7 +9,8 @@ from rekindle.core.schedule import Schedule
 from rekindle.core.simulate import run_native
 from rekindle.errors import InvalidProblem, brief
 
-LIMIT = 2**62  # sizes, costs and their sums stay below it
+# Sizes, costs and their sums stay below it: the native core adds two of them in 64 signed bits.
+LIMIT = 2**62
 PHASES = (None, "forward", "loss", "backward")
 
 
@@ -72,6 +73,7 @@ def _check_op(op: Op, i: int, num_values: int, num_ops: int) -> None:
     # Simulation and liveness know an op by the copies it makes.
     if not op.outputs:
         _fail(f"op {i} has no outputs; an op has one or more")
+    # A value is one state of a storage: what an op writes over is another value than it read.
     both = set(op.inputs).intersection(op.outputs)
     if both:
         _fail(f"value {min(both)} is both an input and an output of op {i}")
@@ -96,6 +98,7 @@ def _check_inplace(problem: Problem, op: Op, i: int, resident: set[int]) -> None
                 f"the inplace pair [{brief(v)}, {brief(out)}] of op {i} is not an input and an "
                 "output of that op"
             )
+        # It is there at every step, and so must be what it was.
         if v in resident:
             _fail(f"the inplace pair [{v}, {out}] of op {i} overwrites a resident value")
         # One storage serves both, and a storage has one size.

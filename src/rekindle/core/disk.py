@@ -24,13 +24,15 @@ def cache_home() -> Path:
     """Where measurements and solutions are kept: $REKINDLE_CACHE_DIR, else
     $XDG_CACHE_HOME/rekindle, else ~/.cache/rekindle."""
     own = os.environ.get("REKINDLE_CACHE_DIR")
-    if own:
+    if own:  # an empty one counts as none, as XDG has it
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rekindle"
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
+    """A file as JSON, read strictly: no repeated keys, no NaN, no lone surrogates. What is wrong
+    is a `FileError` that names the file."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -54,17 +56,19 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    """A record as compact JSON, written whole or not at all."""
     write_text(path, json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """A text as UTF-8, written whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Writes the whole file or nothing: a temporary file in the same folder, then one rename."""
     target = Path(path)
-    temporary = None
+    temporary = None  # in the same folder: a rename between file systems is a copy
     try:
         with tempfile.NamedTemporaryFile(
             "wb", dir=target.parent, prefix=f".{target.name}.", delete=False
@@ -83,6 +87,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     except OSError as error:
         raise FileError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
+        # After the rename there is nothing left of it; after an error, or Ctrl-C, there is.
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

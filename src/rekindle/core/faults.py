@@ -39,6 +39,7 @@ def _existing(problem: Problem) -> str:
 def fault_sentence(problem: Problem, schedule: Schedule, trace: _native.Trace) -> str:
     """What is wrong, at which step, and what would be right."""
 
+    # Names are cut: they come from files, and a sentence is to stay one line.
     def op_name(op_id: int) -> str:
         return f"op {op_id} ({brief(problem.ops[op_id].name, 80)!r})"
 

@@ -78,6 +78,7 @@ def problem_record(problem: Problem) -> dict[str, Any]:
         "resident": list(problem.resident),
         "outputs": list(problem.outputs),
     }
+    # Left out where empty: files, and hashes, of problems without it are as they always were.
     if problem.held:
         record["held"] = list(problem.held)
     if problem.transfers is not None:
@@ -172,6 +173,7 @@ def _link(item: Any) -> HostLink | None:
 
 def _op(item: Any, op_id: int) -> Op:
     _keys(item, _OP_KEYS, "op", op_id)
+    # The only nested list: its elements have no key of their own that `_keys` could check.
     pairs = item.get("inplace", ())
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2 or any(type(v) is not int for v in pair):
@@ -197,7 +199,7 @@ def schedule_record(
     record: dict[str, Any] = {
         "format": SCHEDULE_FORMAT,
         "version": TRANSFERS_VERSION if moves else VERSION,
-        "problem": problem_hash(problem),
+        "problem": problem_hash(problem),  # ids are positions, and mean nothing elsewhere
         "solver": solver,
         "seed": seed,
     }
@@ -214,7 +216,7 @@ def schedule_from_record(record: Any, problem: Problem, where: str = "the schedu
     moves = found == TRANSFERS_VERSION
     try:
         _keys(record, _STEPS_KEYS if moves else _SCHEDULE_KEYS, where)
-    except InvalidProblem as error:
+    except InvalidProblem as error:  # `_keys` serves both formats
         raise InvalidSchedule(str(error)) from None
     # Ids are positions: of another problem they would be other ops, and perhaps valid.
     if record["problem"] != problem_hash(problem):
@@ -260,14 +262,17 @@ def _step(item: Any, step: int, problem: Problem, where: str) -> Step:
 
 
 def read_problem(path: str | os.PathLike[str]) -> Problem:
+    """A problem file, checked."""
     return problem_from_record(read_json(path), str(path))
 
 
 def read_schedule(path: str | os.PathLike[str], problem: Problem) -> Schedule:
+    """A schedule file, if it was made for this problem; `check_schedule` says if it can be run."""
     return schedule_from_record(read_json(path), problem, str(path))
 
 
 def write_problem(path: str | os.PathLike[str], problem: Problem) -> None:
+    """Checks a problem and writes it."""
     check_problem(problem)
     write_json(path, problem_record(problem))
 
@@ -279,6 +284,7 @@ def write_schedule(
     solver: str = "",
     seed: int = 0,
 ) -> None:
+    """Checks a schedule and writes it, with the solver that found it."""
     check_schedule(problem, schedule)
     write_json(path, schedule_record(problem, schedule, solver, seed))
 
@@ -292,6 +298,7 @@ def _kind(record: Any, expected: str, where: str, versions: tuple[int, ...] = (V
             f"{where} has format {brief(record.get('format'))!r}; expected {expected!r}"
         )
     found = record.get("version")
+    # A newer version may mean something else by the same keys: nothing is guessed.
     if type(found) is not int or found not in versions:
         known = " and ".join(str(v) for v in versions)
         raise FileError(
@@ -315,6 +322,7 @@ def _keys(record: Any, keys: _Keys, where: str, position: int | None = None) -> 
         where = f"{where} {position}"
     if type(record) is not dict:
         _fail(f"{where} must be a JSON object")
+    # In the order of the format, so that the same file gives the same sentence each time.
     for key in kinds:
         if key in required and key not in record:
             _fail(f"{where}: the key {key!r} is missing")

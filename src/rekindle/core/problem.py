@@ -16,12 +16,16 @@ Phase = Literal["forward", "loss", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """One storage in one state. Its size is in the problem's size unit."""
+
     name: str
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
+    """Reads values and makes values, by their ids. Its cost is in the problem's cost unit."""
+
     name: str
     cost: int
     inputs: tuple[int, ...]
@@ -52,6 +56,9 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """The ops and values of one training step. Op i and value i are the i-th of the tuples; all
+    amounts are whole numbers."""
+
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
     resident: tuple[int, ...] = ()

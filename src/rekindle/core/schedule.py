@@ -21,6 +21,8 @@ Step = int | tuple[TransferKind, int]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
+    """One value moved to the host or back, freed here or there."""
+
     kind: TransferKind
     value_id: int
     before: int  # position in the schedule's `ops`; their number: after the last
@@ -28,6 +30,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
+    """The ids of ops in execution order, each as often as it runs, and transfers between them."""
+
     ops: tuple[int, ...]
     transfers: tuple[Transfer, ...] = ()  # in execution order
 

@@ -1,7 +1,7 @@
 """The only accounting of bytes and time: (problem, schedule) -> Trace.
 
 Each step that makes a value makes a new copy of it. A copy lives from that step to its last use
-before the value is made again; the last copy of an output and the held copy of a held value live
+before the value is recomputed; the last copy of an output and the held copy of a held value live
 to the end; a copy that is never used lives during its own step. Memory at a step is the sizes of
 all copies alive at it, plus the op's workspace, minus each in-place output whose paired input's
 copy has its last use there. The work is done in C++ (`cpp/core/simulate.cpp`).
@@ -36,6 +36,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """What a schedule needs: memory at each step, the peak, the cost."""
+
     memory: tuple[int, ...]  # per step
     peak: int
     peak_step: int  # the first step at the peak; -1 for an empty schedule
@@ -68,7 +70,7 @@ def run_native(problem: Problem, schedule: Schedule) -> _native.Trace:
     native = problem.native
     try:
         trace = _native.simulate(native, list(schedule.ops))
-    except TypeError:
+    except TypeError:  # a step that is no whole number of 32 bits, from the binding
         raise InvalidSchedule(no_such_step(problem, schedule)) from None
     if trace.fault != _native.Fault.none:
         raise InvalidSchedule(fault_sentence(problem, schedule, trace))
@@ -99,6 +101,8 @@ def _run_with_transfers(
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Trace:
+    """Runs a schedule in numbers alone. This is the only place that counts memory; an invalid
+    schedule raises `InvalidSchedule`."""
     if schedule.transfers:
         return _simulate_transfers(problem, schedule)
     trace = run_native(problem, schedule)
@@ -120,7 +124,7 @@ def _simulate_transfers(problem: Problem, schedule: Schedule) -> Trace:
         memory=tuple(trace.memory),
         peak=trace.peak,
         peak_step=trace.peak_step,
-        cost=lanes.cost,
+        cost=lanes.cost,  # in time that passes, not a sum: the lanes run side by side
         runs=tuple(trace.runs),
         host_memory=tuple(trace.host_memory),
         host_peak=trace.host_peak,

@@ -43,6 +43,8 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
+    """What a solver found. A failure is data too: a status and a sentence."""
+
     status: Status
     schedule: Schedule | None  # within the budget; None where the status has none
     solver: str

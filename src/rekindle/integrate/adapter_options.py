@@ -48,6 +48,7 @@ def settings_of(
 
 
 def options_of(named: Mapping[str, Any], who: str) -> Options:
+    """The options that a trainer's user gave by name; `BadOption` names an unknown one."""
     # With `loss_fn` the call returns the loss, which the trainer's own loop does not expect.
     known = [f.name for f in dataclasses.fields(Options) if f.name != "loss_fn"]
     unknown = [name for name in named if name not in known]

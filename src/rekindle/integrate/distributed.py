@@ -52,6 +52,7 @@ def rematerialize(
 
 
 def several_ranks() -> bool:
+    """Whether this process trains together with others."""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
@@ -107,6 +108,7 @@ def _shared_plan(
 ) -> Plan:
     wanted = _gather(lambda: _budget(options, model, args, kwargs), group)
     options = dataclasses.replace(options, budget=_smallest(wanted), device_budget=None)
+    # One rank plans: two that plan alike could still find different schedules under a time limit.
     first = dist.get_rank(group) == 0
     plan: Plan | None = None
     box: list[Any] = [None]
@@ -134,6 +136,7 @@ def _shared_plan(
         captured = dataclasses.replace(mine.captured, options=options)
         return dataclasses.replace(mine, captured=captured)
 
+    # Together: a rank that fails alone would leave the others waiting in the first all-reduce.
     if not alone_if_unlike:
         return _on_every_rank(applied, group)
     try:
@@ -209,6 +212,7 @@ def _gather(make: Callable[[], Any], group: Any) -> list[Any]:
         mine = make()
     except Exception as error:
         failed = error
+    # The error travels beside the results: a rank that raised before would hang all others here.
     error_here = None if failed is None else _RankError.of(failed)
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (mine, error_here), group=group)
@@ -232,6 +236,7 @@ def _on_every_rank(make: Callable[[], Plan], group: Any) -> Plan:
 
 
 def _broadcast(box: list[Any], group: Any) -> list[Any]:
+    # `src` is a rank of the world, not of the group.
     source = 0 if group is None else dist.get_global_rank(group, 0)
     dist.broadcast_object_list(box, src=source, group=group)
     return box

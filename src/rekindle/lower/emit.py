@@ -41,6 +41,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
+    """A schedule as code: a function of the forward, and of each stretch of the backward."""
+
     forward: Callable[[list[Any]], Any]  # (residents) -> (outputs..., carried...)
     forward_residents: tuple[fx.Node, ...]
     outputs: tuple[fx.Node | None, ...]  # per output of the graph; None: not from this graph

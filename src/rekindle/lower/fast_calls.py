@@ -2,7 +2,7 @@
 
 `torch.ops.aten.mm.default(a, b)` reads its arguments against a schema; `torch.mm(a, b)` and
 `a.mm(b)` reach the same kernel in two thirds of the time. A short form is used only where a trial
-on tensors without data shows that it dispatches exactly this op with exactly these arguments; an
+on fake tensors shows that it dispatches exactly this op with exactly these arguments; an
 op without one is called through its bare overload.
 """
 

@@ -20,7 +20,7 @@ from rekindle.program.program import Program
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
-# Of what has no tensor to look like. Facts are shared, not made anew: that takes as long as a call.
+# Of what has no tensor to look like. Facts are shared, not copied: that takes as long as a call.
 _UNKNOWN = NodeFacts()
 
 
@@ -33,6 +33,8 @@ class Tensors:
 
 
 class GraphWriter:
+    """Writes the nodes of a program into a new graph, in the order of a schedule."""
+
     def __init__(self, program: Program) -> None:
         self.program = program
         self.graph = fx.Graph()

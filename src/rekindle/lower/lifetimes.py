@@ -12,6 +12,8 @@ from rekindle.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Copy:
+    """What one run of an op makes of a value: from where to where it is in memory."""
+
     value: int
     made: int  # step; -1 where it is there from the start
     last_read: int  # step; the one that made it where nobody reads it
@@ -20,6 +22,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
+    """All copies of a schedule, and which of them each step reads and makes."""
+
     copies: tuple[Copy, ...]
     reads: tuple[dict[int, int], ...]  # per step: value -> copy
     makes: tuple[dict[int, int], ...]  # per step: value -> copy

@@ -1,7 +1,7 @@
 """The backward of one plan after the forward of another.
 
 Where other gradients arrive than a plan expects, its forward has run already. The backward for
-those begins with what that forward has saved, and makes again what it lacks.
+those begins with what that forward has saved, and recomputes what it lacks.
 """
 
 from collections.abc import Collection, Sequence

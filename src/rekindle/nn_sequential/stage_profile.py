@@ -1,7 +1,7 @@
 """The stages of an `nn.Sequential`, measured one after the other: no graph is captured.
 
 Neighbouring stages become one unit where the second writes into its input, or hands it on: such an
-input cannot be kept or made again on its own (`_units`). So do those whose backward does not need
+input cannot be kept or recomputed on its own (`_units`). So do those whose backward does not need
 what lies between them (`_without_idle_outputs`): as units of their own they would keep it. Each
 unit runs bare, with autograd, and backward on the sample; a meter counts the bytes of every storage
 that appears (on CUDA the allocator counts), the clock is read `TRIALS` times. Buffers and the
@@ -52,12 +52,14 @@ class Unit:
 
 @contextlib.contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
+    """Inside, random numbers are drawn as usual; afterwards the generators are as before."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield
 
 
 def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The states of all generators that a stage may draw from."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -65,6 +67,7 @@ def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -> None:
+    """Restores what `generator_states` gave."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
@@ -160,7 +163,7 @@ def _without_idle_outputs(units: Sequence[Unit], sample: Any) -> tuple[Unit, ...
         between = {t.untyped_storage().data_ptr() for t in tensors_of(y)}
         before, x = saved, y
         saved, y = _saved_storages(unit, x)
-        # Autograd keeps the value between: it can be kept or made again, so the units stay two.
+        # Autograd keeps the value between: it can be kept or recomputed, so the units stay two.
         if between & (before | saved):
             joined.append(unit)
         else:

@@ -36,6 +36,8 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Block:
+    """One block of a chain, with the sizes and costs that the dynamic program needs."""
+
     input_size: int
     standing: int  # gradients there when this block's backward is the next one
     bare_cost: int
@@ -47,6 +49,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
+    """A problem as a sequence of blocks, of which each reads from the one before alone."""
+
     blocks: tuple[Block, ...]
     base: int = 0  # bytes that are there all the time
     prelude: tuple[int, ...] = ()  # ops that run once before the chain

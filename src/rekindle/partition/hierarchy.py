@@ -36,6 +36,8 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class HPartition:
+    """The partitioner of HiRemate: groups of few nodes, made bottom up."""
+
     # What the program of a level grows with; at the top it has the most time.
     max_top: int = 12  # M^t
     max_group: int = 8  # M^l

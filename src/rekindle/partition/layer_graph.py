@@ -19,6 +19,8 @@ from rekindle.core import Problem
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """A forward op with the backward ops that belong to it."""
+
     forward: int  # op id
     backward: tuple[int, ...]  # op ids in listed order
 

@@ -20,6 +20,8 @@ from rekindle.partition.layer_graph import Layers
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """A piece of a problem as a problem of its own, with the way back to the ids of the whole."""
+
     problem: Problem
     ops: tuple[int, ...]  # per op of the part: its id in the whole, -1 for the part's loss op
     values: tuple[int, ...]  # per value of the part: its id in the whole, -1 for the loss token

@@ -88,7 +88,7 @@ class _Rows:
         self.forward = [i for i, op in enumerate(problem.ops) if op.phase == "forward"]
         self.backward = [i for i, op in enumerate(problem.ops) if op.phase == "backward"]
         self.loss = problem.loss_op
-        # Forward values that cannot be made again, or must be there at the end: they stay.
+        # Forward values that cannot be recomputed, or must be there at the end: they stay.
         self.once_made = {v for i in self.forward if problem.ops[i].once for v in self.makes(i)}
         outputs = set(problem.outputs)
         self.stays = self.once_made | {v for i in self.forward for v in self.makes(i)} & outputs

@@ -34,6 +34,8 @@ class OpGraph:
 
 @dataclass(slots=True)
 class Bag:
+    """A node of a tree decomposition: vertices of the graph, and the bags beside it."""
+
     vertices: tuple[int, ...]
     neighbours: list[int] = field(default_factory=list)
 

@@ -46,6 +46,7 @@ _OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
 
 
 def write_plan(path: str | os.PathLike[str], plan: PlanRecord) -> None:
+    """Writes the record of a plan as JSON."""
     write_json(path, plan_to_json(plan))
 
 
@@ -78,6 +79,7 @@ def _plain(option: Any) -> Any:
 
 
 def read_plan(path: str | os.PathLike[str]) -> PlanRecord:
+    """The record of a plan file. No code of the file is run: it is JSON, and checked."""
     return plan_from_json(read_json(path), str(path))
 
 

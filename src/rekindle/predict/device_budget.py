@@ -104,6 +104,7 @@ def residents_of(
     """
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
+    # An argument may be one of the model's own tensors: it is not there twice.
     own = {_key(t) for t in (*parameters, *model.buffers())}
     inputs = [t for t in _tensors(args) if _key(t) not in own]
     total = missing = 0
@@ -119,6 +120,7 @@ def residents_of(
         optimizer_bytes=total,
         optimizer_missing_bytes=missing,
         optimizer_how=how,
+        # DistributedDataParallel copies every gradient into a bucket, whatever their number is.
         buckets_bytes=_bytes(trained) if ranks > 1 else 0,
         step_gradients_bytes=_bytes(p for p in trained if p.grad is None),
     )
@@ -161,7 +163,7 @@ def headroom_bytes(headroom: float | int | str, total: int) -> int:
     if isinstance(headroom, float) and not isinstance(headroom, bool):
         if not (math.isfinite(headroom) and 0 <= headroom < 1):
             raise InvalidBudget(f"headroom {headroom!r} is not a fraction in [0, 1) or a size")
-        return math.ceil(headroom * total)
+        return math.ceil(headroom * total)  # up: never less than was asked for
     if headroom == 0 and not isinstance(headroom, bool):
         return 0
     return parse_budget(headroom, total)
@@ -177,6 +179,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
+    """The memory of a device; of the host for a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return _host_pages("MemTotal:")
@@ -187,7 +190,7 @@ def _host_pages(field: str) -> int:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
                 if line.startswith(field):
-                    return int(line.split()[1]) * 1024
+                    return int(line.split()[1]) * 1024  # the file counts in kB of 1024 bytes
     except OSError:
         pass
     raise InvalidBudget(
@@ -213,6 +216,7 @@ def _optimizer_bytes(
     there = missing = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            # An optimizer that has taken a step knows best; before that its state is probed.
             state = optimizer.state.get(parameter)
             if state:
                 there += _bytes(_tensors(state))

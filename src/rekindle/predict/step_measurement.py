@@ -23,6 +23,8 @@ from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
+    """Memory and time of a training step, as measured on the device."""
+
     peak_bytes: int  # above what was resident
     step_ns: int  # median
     resident_bytes: int  # allocated before the step; 0 where the device does not tell

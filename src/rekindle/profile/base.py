@@ -15,6 +15,8 @@ from rekindle.plans.plan_record import Source
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
+    """Cost and sizes of one op, and where they are from."""
+
     cost_ns: int
     workspace_bytes: int  # beyond inputs and outputs, while the op runs
     output_bytes: tuple[int, ...]  # per output in order: its own new block; 0 for a view

@@ -34,6 +34,7 @@ _SUFFIX = ".jsonl"
 
 
 def cache_dir() -> Path:
+    """The folder of measured costs."""
     return cache_home() / "profile"
 
 
@@ -76,6 +77,7 @@ def _setting(read: Callable[[], Any]) -> Any:
 
 
 def device_name(device: torch.device) -> str:
+    """The name under which measurements of a device are kept."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     # `platform` knows the architecture alone on Linux.
@@ -129,6 +131,8 @@ class ProfileCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheFile:
+    """What one file of the cache holds."""
+
     path: Path
     device: str
     torch_version: str

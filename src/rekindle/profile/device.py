@@ -22,6 +22,8 @@ _FASTEST = 1e30  # bytes or operations a second: beyond it, every op would take 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDescription:
+    """What estimates are made from: the rates and overheads of a device."""
+
     name: str
     title: str
     kind: str  # "cuda" or "cpu"

@@ -43,6 +43,8 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
+    """Time of one op: on the device, and of the host that issues it."""
+
     device_ns: int
     host_ns: int
 
@@ -62,6 +64,7 @@ class Bench(Protocol):
 
 
 def bench_for(device: torch.device) -> Bench:
+    """What measures ops on this device."""
     return CudaBench(device) if device.type == "cuda" else CpuBench()
 
 
@@ -288,7 +291,7 @@ class CudaBench:
 
 
 def _true_blocks(call: OpCall, result: Any, blocks: Blocks) -> tuple[int, ...]:
-    """Blocks of the outputs by the storages that really came back: tensors without data do not
+    """Blocks of the outputs by the storages that really came back: fake tensors do not
     always know the size of a library's own records."""
     expected = output_blocks(call, blocks)
     found = _flat(result)

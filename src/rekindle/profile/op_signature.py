@@ -168,6 +168,7 @@ class QuickKeys:
 
 
 def target_name(target: Any) -> str:
+    """The name of an op, the same in every process."""
     if hasattr(target, "overloadpacket"):  # an ATen (or custom) op: "aten.mm.default"
         return str(target)
     module = getattr(target, "__module__", None) or ""
@@ -187,6 +188,7 @@ def writes_inputs(target: Any) -> bool:
 
 
 def tensor_specs(tree: Any) -> Iterator[TensorSpec]:
+    """All specs in nested arguments, in order."""
     if isinstance(tree, TensorSpec):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -209,6 +211,8 @@ def map_specs(tree: Any, fn: Callable[[TensorSpec], Any]) -> Any:
 
 
 def spec_of(tensor: torch.Tensor, storages: dict[int, int]) -> TensorSpec:
+    """What an op's time may depend on of a tensor. `storages` numbers those that were seen before:
+    two arguments over one storage cost another time than two of their own."""
     storage = tensor.untyped_storage()
     alias = storages.setdefault(StorageWeakRef(storage).cdata, len(storages))
     return TensorSpec(

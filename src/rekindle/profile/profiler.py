@@ -32,6 +32,8 @@ _SETUP_S = {"cpu": 0.015, "cuda": 0.012}  # per distinct op: inputs, memory run,
 
 @dataclass(frozen=True, slots=True)
 class ProfileProgress:
+    """How far profiling is, before each op that is measured."""
+
     num_done: int
     num_total: int
     op: str  # measured next
@@ -158,6 +160,7 @@ def assemble(
     ops: list[OpProfile],
     wall_s: float,
 ) -> Profile:
+    """A profile of all nodes out of the profiles of the distinct ops."""
     return Profile(
         device=device,
         kind=kind,

@@ -31,7 +31,7 @@ _ELEMENTWISE_GRADIENTS = tuple(
     )
 )
 
-# Op -> the form of it that is told where to write, and the name of that argument.
+# Op -> the form of it that takes where to write, and the name of that argument.
 OVER: dict[Any, tuple[Any, str]] = {
     **{getattr(aten, name).default: (getattr(aten, name).out, "out") for name in _ELEMENTWISE},
     **{

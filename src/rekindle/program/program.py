@@ -30,6 +30,8 @@ from rekindle.torch_compat import is_overload
 
 @dataclass(frozen=True, slots=True)
 class ProgramValue:
+    """One storage in one state, or a token: a value without size that orders two ops."""
+
     name: str
     size_bytes: int
     storage: int | None  # None for a token
@@ -51,6 +53,8 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOp:
+    """One op of a problem, with the nodes that it runs."""
+
     name: str
     nodes: tuple[fx.Node, ...]  # run one after the other; empty for the loss op
     inputs: tuple[int, ...]
@@ -73,6 +77,8 @@ class ProgramOp:
 
 @dataclass(frozen=True, slots=True)
 class Program:
+    """A joint graph as ops over storages: problems are formulated and code is written from it."""
+
     joint: JointGraph
     values: tuple[ProgramValue, ...]
     ops: tuple[ProgramOp, ...]

@@ -41,6 +41,9 @@ class StorageOp:
 
 
 class Storages:
+    """The first walk over a joint graph: which storages there are, and which op reads, makes and
+    writes each of them in which state."""
+
     def __init__(self, joint: JointGraph) -> None:
         self.joint = joint
         self.resident: set[int] = set()  # there all the time

@@ -91,6 +91,8 @@ class Alive:
 # Not slotted: cached properties need a `__dict__`. A report uses only a few of them.
 @dataclass(frozen=True)
 class Account:
+    """All that reports say about one schedule of one problem, computed when it is asked for."""
+
     problem: Problem
     schedule: Schedule
     facts: Facts
@@ -267,6 +269,7 @@ def account(problem: Problem, schedule: Schedule, facts: Facts | None = None) ->
 
 
 def turn(problem: Problem, schedule: Schedule) -> int | None:
+    """The step of the loss op, with which the forward ends; None where there is no loss op."""
     loss = problem.loss_op
     return None if loss is None else schedule.ops.index(loss)
 

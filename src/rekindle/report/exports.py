@@ -35,7 +35,7 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
     space = _Space()
     events: list[dict[str, Any]] = []
     address: dict[int, int] = {}
-    clock_ns = 0
+    clock_ns = 0  # of the simulated step: ops one after the other
 
     def add(action: str, at: int, size: int, frames: list[dict[str, Any]], kind: int) -> None:
         events.append(
@@ -52,7 +52,9 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
 
     def free(k: int, frames: list[dict[str, Any]]) -> None:
         size = problem.values[account.copies[k].value_id].size
+        # Tokens have no address, and what an in-place op wrote over has given its own up already.
         if k in address:
+            # The caching allocator's two events of a free: asked for, and done on the stream.
             for action in ("free_requested", "free_completed"):
                 add(action, address[k], size, frames, account.kinds[k])
             space.give(address.pop(k), size)
@@ -73,6 +75,7 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
         if workspace:
             at = space.take(workspace)
             add("alloc", at, workspace, frames, TEMPORARY)
+        # Workspace lives while the op runs: from here to the op's end.
         clock_ns += problem.ops[op_id].cost
         if workspace:
             for action in ("free_requested", "free_completed"):
@@ -97,6 +100,7 @@ def _drop_categories(events: list[dict[str, Any]]) -> None:
 
 
 def snapshot_bytes(account: Account) -> bytes:
+    """The memory snapshot as PyTorch's viewer reads it: a pickle of plain lists and dicts."""
     return pickle.dumps(memory_snapshot(account), protocol=_PROTOCOL)
 
 
@@ -121,6 +125,7 @@ def _frames(account: Account, op_id: int, run_before: bool) -> list[dict[str, An
 def _segment(account: Account, end: int, address: dict[int, int]) -> dict[str, Any]:
     """One stretch of memory with what is still alive at the end; the rest of it is free."""
     blocks: list[dict[str, Any]] = []
+    # In the order of addresses, without holes: the viewer draws a segment block after block.
     at = _FIRST_ADDRESS
 
     def block(size: int, requested: int, state: str, frames: list[dict[str, Any]]) -> None:
@@ -166,6 +171,7 @@ class _Space:
         self._free: dict[int, list[int]] = {}
 
     def take(self, size: int) -> int:
+        # By exact size, newest first, as a caching allocator does: the picture looks familiar.
         free = self._free.get(_rounded(size))
         if free:
             return free.pop()
@@ -199,7 +205,7 @@ def chrome_trace(account: Account) -> dict[str, Any]:
              "args": {"sort_index": tid}}
         )  # fmt: skip
     by_kind = stacks(account, len(KINDS), account.kinds, [TEMPORARY] * len(account.schedule))
-    clock = 0
+    clock = 0  # in the problem's cost unit; whole numbers, so that no step drifts
     for step, op_id in enumerate(account.schedule.ops):
         op, place = problem.ops[op_id], account.places[op_id]
         track = lane(op.phase, account.run_before[step])

@@ -17,6 +17,7 @@ def size(problem: Problem, amount: int) -> str:
 
 
 def cost(problem: Problem, amount: int) -> str:
+    """A cost with a unit that suits its size."""
     if problem.cost_unit != "ns":
         return f"{amount:,} {problem.cost_unit}"
     return _scaled(amount, _TIMES, 1000)
@@ -30,6 +31,7 @@ def overhead(new_cost: int, keep_all_cost: int) -> float:
 
 
 def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
     return f"{100 * share:.1f} %"
 
 

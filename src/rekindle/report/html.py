@@ -30,6 +30,7 @@ _EXACT = 2**20  # stacks are given to one part in this many of the peak
 
 
 def write_page(account: Account, path: str | os.PathLike[str]) -> Path:
+    """Writes the page; returns where it is."""
     write_text(path, page(account))
     return Path(path)
 
@@ -87,6 +88,7 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
         left = facts.budget - trace.peak
         remark = f"{size(left)} left" if left >= 0 else f"{size(-left)} too much"
         found.append(("Budget", size(facts.budget), remark))
+    # A schedule may even be cheaper than keep-all: it need not run what nobody reads.
     extra = max(0, trace.cost - base.cost)
     found.append(
         (
@@ -146,6 +148,7 @@ def _share(part: int, whole: int) -> str:
 def _trust(account: Account) -> list[tuple[str, str, str, str]]:
     """Predicted against measured: what, predicted, measured, difference."""
     problem, facts = account.problem, account.facts
+    # A problem file has no device: the simulated numbers stand for the predicted ones.
     predicted = facts.predicted or Step(account.trace.peak, account.trace.cost)
     measured = facts.measured
     if measured is None:
@@ -190,6 +193,7 @@ def _made(account: Account) -> list[tuple[str, str]]:
 
 def _data(account: Account, line: Timeline) -> dict[str, Any]:
     problem, facts, trace = account.problem, account.facts, account.trace
+    # Names repeat a thousand times over: the page holds each once, and numbers.
     texts, number = numbered_texts()
     ops = [account.schedule.ops[t] for t in line.steps]
     return {

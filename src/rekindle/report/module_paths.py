@@ -18,6 +18,8 @@ _INDEX = re.compile(r"(.*?)(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """Where an op runs: its module, and what is called there."""
+
     module: str  # dotted path; "" for the model itself
     call: str  # what runs there
 
@@ -41,6 +43,7 @@ def places(problem: Problem) -> tuple[Place, ...]:
 
 
 def shown(module: str) -> str:
+    """A module path as a reader sees it."""
     return module or "(model)"
 
 

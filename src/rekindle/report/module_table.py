@@ -20,6 +20,8 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One line of the table by module: a module, or several identical ones."""
+
     label: str  # relative to the row above it that it is part of
     path: str
     depth: int
@@ -48,7 +50,8 @@ class _Module:
 def module_rows(account: Account) -> tuple[Row, ...]:
     """The whole model first, then its parts, each below what it is part of."""
     root = _tree(account)
-    ways = _Ways(account)
+    ways = _Ways(account)  # shared by all depths: what a module is does not depend on the cut
+    # By whole levels: a cut in the middle of one would show half of a module's parts.
     for depth in range(12, 0, -1):
         rows = list(_rows(account, ways, [root], shown(""), "", 0, depth))
         if len(rows) <= MAX_ROWS:
@@ -108,6 +111,7 @@ def _rows(
     yield _row(account, [i for m in modules for i in m.ops()], label, path, depth, len(modules))
     if depth == max_depth or not modules[0].children:
         return
+    # Ops of `forward` itself, in a row beside the children: without it the parts would not add up.
     own = [i for m in modules for i in m.own]
     if own:
         yield _row(account, own, OWN, f"{path}.{OWN}" if path else OWN, depth + 1, len(modules))
@@ -141,6 +145,7 @@ def _groups(ways: _Ways, modules: Sequence[_Module]) -> Iterator[tuple[list[str]
     for name, children in parts.items():
         number = numbered(name)
         family = number[0] if number else name
+        # Of all modules that share the row: layer 3 and layer 4 are alike if all their parts are.
         shape = tuple(ways.of(child)[0] for child in children)
         alike.setdefault((family, number is None, shape), []).append(name)
     for names in alike.values():
@@ -202,6 +207,7 @@ def _why(
         if not keeping:
             return "kept: must run exactly once"
         return f"kept: recomputing it would cost {keeping} or more"
+    # Recomputed without a saving of its own: its result is needed where another module runs again.
     if kept > saved:
         text = f"recomputed: frees {amount(kept - saved)} at {price(extra, kept - saved)}"
     else:

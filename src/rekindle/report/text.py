@@ -26,6 +26,7 @@ def verdict(account: Account) -> str:
         start = f"{'Fits' if account.fits else 'Does not fit'} {size(facts.budget)}: peak"
     again = trace.num_recomputed
     smallest = ""
+    # A budget that is missed leaves the question what would fit.
     if account.fits is False and facts.curve:
         smallest = f"; the smallest peak found is {size(min(p.peak for p in facts.curve))}"
     return ", ".join(
@@ -96,7 +97,7 @@ def _peak_lines(account: Account) -> list[str]:
         f"{len(account.schedule)} ({place.call} in {shown(place.module)}):"
     ]
     rows = [alive_cells(account, item) for item in alive[:MAX_ALIVE]]
-    head = ("bytes", "count", "made by", "in", "what", "to make one again")
+    head = ("bytes", "count", "made by", "in", "what", "to recompute one")
     lines.append(table(head, rows, right=(0, 1, 5)))
     if len(alive) > MAX_ALIVE:
         rest = sum(item.num_bytes for item in alive[MAX_ALIVE:])
@@ -105,6 +106,7 @@ def _peak_lines(account: Account) -> list[str]:
 
 
 def alive_cells(account: Account, item: Alive) -> tuple[str, ...]:
+    """The cells of one line of what is alive at the peak."""
     problem = account.problem
     return (
         format.size(problem, item.num_bytes),
@@ -122,7 +124,7 @@ def explain_module(account: Account, module: str) -> str:
     if row is None:
         # The modules one level below the model are enough to see the naming.
         some = ", ".join(r.path for r in module_rows(account) if r.depth == 1 and r.label != OWN)
-        some = some[:200]
+        some = some[:200]  # in an error message, which is one line
         raise RekindleError(f"no op stands in a module {module[:80]!r}; there are {some}")
     problem = account.problem
     return (

@@ -13,7 +13,7 @@ from rekindle.core import Phase
 from rekindle.report.account import KINDS, TEMPORARY, Account
 from rekindle.report.module_paths import joined_names, numbered, shown, starred
 
-MAX_SAMPLES = 1500
+MAX_SAMPLES = 1500  # about two to a pixel of a wide screen
 MAX_BANDS = 7  # as many colours as people can tell apart; the rest share one more
 MAX_STRETCHES = 500  # per lane
 LANES = ("forward", "backward", "recompute")
@@ -33,6 +33,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
+    """What the memory picture draws, at no more samples than it has pixels for."""
+
     steps: tuple[int, ...]  # the samples
     starts: tuple[int, ...]  # per sample: the cost of all steps before
     memory: tuple[int, ...]
@@ -51,14 +53,17 @@ def lane_names(account: Account) -> tuple[str, ...]:
 
 
 def lane(phase: Phase | None, run_before: bool) -> int:
+    """The lane of the picture that a run belongs to."""
     if run_before:
         return AGAIN
     return BACKWARD if phase == "backward" else FORWARD
 
 
 def timeline(account: Account) -> Timeline:
+    """The samples of an account, with the memory of each stacked by layer, part and kind."""
     schedule, problem = account.schedule, account.problem
     costs = [problem.ops[i].cost for i in schedule.ops]
+    # One more than there are steps: a stretch ends where the next step would start.
     starts = [0]
     for cost in costs:
         starts.append(starts[-1] + cost)
@@ -89,6 +94,8 @@ def stacks(
 ) -> list[list[int]]:
     """Per band its bytes at each step; at every step they add up to the simulator's memory."""
     num_steps = len(account.schedule)
+    # Differences first, summed up once: time grows with the copies and the steps, not with their
+    # product. A copy that outlives the schedule ends in the row's last cell, which is left out.
     change = [[0] * (num_steps + 1) for _ in range(num_bands)]
     sizes = [value.size for value in account.problem.values]
     for band, copy in zip(band_of_copy, account.copies, strict=True):
@@ -97,6 +104,7 @@ def stacks(
     found = [list(itertools.accumulate(row[:num_steps])) for row in change]
     for step, op_id in enumerate(account.schedule.ops):
         found[band_of_temporary[step]][step] += account.problem.ops[op_id].workspace
+        # Written over a dying input: for this one step both share a storage.
         for k in account.dying[step]:
             found[band_of_copy[k]][step] -= sizes[account.copies[k].value_id]
     return found
@@ -112,6 +120,7 @@ def _view(
         bands, band_of_op = found
         of_step = [band_of_op[i] for i in account.schedule.ops]
         whole = stacks(account, len(bands), [of_step[c.first] for c in account.copies], of_step)
+    # A band that is empty at every step would only take a colour, and a line of the legend.
     used = [k for k in range(len(bands)) if any(whole[k])]
     thinned = tuple(tuple(whole[k][t] for t in steps) for k in used)
     return View(name, tuple(bands[k] for k in used), thinned)
@@ -137,6 +146,7 @@ def _bands(account: Account, modules: Sequence[str]) -> tuple[list[str], list[in
     """Names of the bands, and the band of each op: the heaviest part is split until there are
     enough; what is light stays together."""
     weights = _weights(account, modules)
+    # What is less than half a per cent of the picture would be thinner than a line.
     heavy = _split(_grown(weights), sum(weights.values()) // 200)
     names = [shown(branch.name) for branch in heavy]
     band_of_module = {m: k for k, branch in enumerate(heavy) for m in branch.modules()}
@@ -153,6 +163,7 @@ def _weights(account: Account, modules: Sequence[str]) -> dict[str, int]:
     weights = dict.fromkeys(modules, 0)
     for copy in account.copies:
         held = min(copy.last + 1, num_steps) - copy.first
+        # The peak is what a reader looks at: what is alive there is to have a band of its own.
         if copy.first <= peak_step <= copy.last:
             held += num_steps
         size = account.problem.values[copy.value_id].size
@@ -177,7 +188,9 @@ def _split(root: _Branch, light: int) -> list[_Branch]:
     """The branches that become bands, in the order of the model; light parts are left out."""
     branches = [root]
     while True:
+        # The branch that is split makes room for one more part than there are places left.
         room = MAX_BANDS - len(branches) + 1
+        # The heaviest that can be split; one with too many parts stays whole.
         for branch in sorted(branches, key=lambda b: -b.weight):
             parts = _parts(branch, room, light)
             if 0 < len(parts) <= room:
@@ -196,18 +209,20 @@ def _parts(branch: _Branch, room: int, light: int) -> list[_Branch]:
     for name in children:
         if (number := numbered(name)) is not None:
             rows.setdefault(number[0], []).append(name)
+    # Only the longest row is cut into pieces: a model has one stack of layers, or one that counts.
     row = max(rows.values(), key=len, default=[])
     rest = [child for name, child in children.items() if name not in set(row)]
     if children and branch.own:
         weight = branch.weight - sum(child.weight for child in children.values())
         rest.insert(0, _Branch(branch.name, weight, set(branch.own)))
     rest = [part for part in rest if part.weight > light]
-    num = room - len(rest)
+    num = room - len(rest)  # pieces that the row may take
     if 2 <= num < len(row):
         ends = [len(row) * k // num for k in range(num + 1)]
         layers = [_piece(branch, row[a:b]) for a, b in itertools.pairwise(ends)]
     else:
         layers = [children[name] for name in row]
+    # The order of the model: what stands before the row stays below it in the picture.
     order = {id(child): k for k, child in enumerate(children.values())}
     first = min((order[id(children[name])] for name in row), default=0)
     ahead = [part for part in rest if order.get(id(part), -1) < first]
@@ -230,7 +245,8 @@ def _thinned(account: Account) -> list[int]:
     memory = account.trace.memory
     if len(memory) <= MAX_SAMPLES:
         return list(range(len(memory)))
-    num = MAX_SAMPLES // 2
+    num = MAX_SAMPLES // 2  # each stretch keeps two steps
+    # The ends of the axis, and what the page points at.
     kept = {0, len(memory) - 1, account.trace.peak_step}
     if account.turn is not None:
         kept.add(account.turn)
@@ -243,6 +259,7 @@ def _ghost(account: Account, steps: Sequence[int]) -> tuple[int, ...]:
     """Per sample: what keep-all holds when it has done the same share of its forward, or of its
     backward; the most since the sample before, so that its peak stays."""
     memory, loss = account.base.memory, account.problem.loss_op
+    # Progress counts first runs alone: a schedule that recomputes much is not further on for that.
     done = list(itertools.accumulate(int(not again) for again in account.run_before))
     half = -1 if account.turn is None or loss is None else account.turn
     before_half, before_loss = (0, 0) if loss is None or half < 0 else (done[half], loss + 1)
@@ -253,6 +270,7 @@ def _ghost(account: Account, steps: Sequence[int]) -> tuple[int, ...]:
         else:
             share = (done[t] - before_half) * (len(memory) - before_loss)
             reached = before_loss + share // max(1, done[-1] - before_half)
+        # Where no first run lies between two samples, the slice is empty: the last one counts.
         found.append(max(memory[before:reached], default=memory[max(0, reached - 1)]))
         before = max(before, reached)
     return tuple(found)
@@ -264,6 +282,7 @@ def _fates(account: Account) -> tuple[list[int], list[int]]:
     for copy in account.copies:
         until[copy.first] = max(until[copy.first], copy.last)
     again = [-1] * len(until)
+    # From the end: what runs next is known when a step is reached.
     following: dict[int, int] = {}
     for step in range(len(until) - 1, -1, -1):
         op_id = account.schedule.ops[step]
@@ -274,7 +293,7 @@ def _fates(account: Account) -> tuple[list[int], list[int]]:
 
 def _lanes(account: Account, starts: Sequence[int]) -> list[tuple[int, int, int, int, int]]:
     """Stretches of steps in one lane; what is too close together to be seen apart is one."""
-    gap = len(account.schedule) // (2 * MAX_STRETCHES)
+    gap = len(account.schedule) // (2 * MAX_STRETCHES)  # in steps
     begun: dict[int, tuple[int, int]] = {}  # lane -> its stretch so far
     found: list[tuple[int, int, int]] = []
     for step, op_id in enumerate(account.schedule.ops):

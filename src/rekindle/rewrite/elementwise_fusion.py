@@ -5,9 +5,9 @@ in higher precision keeps two wide copies. Here a value that only elementwise op
 at all: whoever needs it computes it from what the chain began with, in registers. The forward
 writes what a product or a sum reads, the backward reads what the chain read.
 
-Exact means to the bit: every step of a kernel rounds as the op it stands for does, nothing is
-reordered, and a kernel is used only if it gives the bits of the separate ops on random and on
-special numbers, on the device where it will run. What does not is left as it is.
+Exact means bitwise identical: every step of a kernel rounds as the op it stands for does, nothing
+is reordered, and a kernel is used only if it gave what the separate ops give, bit by bit, on random
+and on special numbers, on the device where it will run. What does not is left as it is.
 
 - `_elementwise`: the ops that can take part, and of which layouts.
 - `_Regions`: which values are made, and from what each of them is computed. An expression ends at
@@ -58,6 +58,7 @@ def _elementwise(node: fx.Node, smallest: int) -> bool:
     if None in places:
         return False
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
+    # `True` is an int to Python, and another overload to torch.
     if any(not isinstance(a, (int, float)) or isinstance(a, bool) for a in rest):
         return False
     # Squares and cubes are products in torch's kernel too; other powers call a library.
@@ -81,6 +82,7 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
         return None
     if value.is_contiguous():
         return tuple(range(value.dim()))
+    # Equal strides are those of dimensions of size 1; anything else is no dense layout.
     order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
     return tuple(order) if value.permute(order).is_contiguous() else None
 
@@ -91,6 +93,7 @@ def _place(user: fx.Node, operand: fx.Node, root: fx.Node) -> Place | None:
     out, made, value = facts(user).value, facts(root).value, facts(operand).value
     if not isinstance(value, torch.Tensor):
         return None
+    # Through a view the shapes differ; elements then correspond only where both are dense.
     if out.shape != made.shape and not (_dense(out) and _dense(made)):
         return None
     order = _order(made if out.shape == made.shape else out)
@@ -116,17 +119,19 @@ def _is_view(node: fx.Node) -> bool:
 
 
 class TooLarge(Exception):
-    pass
+    """An expression has too many steps or operands for one kernel."""
 
 
 class _Regions:
     def __init__(self, edit: GraphEdit) -> None:
         self.smallest = edit.smallest
         self.nodes = nodes = edit.nodes
+        # What is written in place has several states; an expression could read the wrong one.
         self.written = {facts(w).storage for n in nodes for w in facts(n).writes}
         self.mine = {n for n in nodes if _elementwise(n, self.smallest) and not self._is_written(n)}
         self.results = set(edit.results)
         known = set(nodes)
+        # Without the users in another backward of this forward, which stands in the same graph.
         self.users = {n: [u for u in n.users if u in known] for n in nodes}
         self.made = {n for n in self.mine if self._read_by_others(n)}
 
@@ -220,6 +225,7 @@ class _Expression:
         below = self.regions._below(arg)
         mine = below in self.regions.mine and self.deep
         if mine and self._follows(below) and self._inlined(below):
+            # The views on the way become steps too: they change which element is which.
             chain = []
             now = arg
             while now is not below:
@@ -267,6 +273,7 @@ class _Expression:
             # be kept for this alone, in the place of one value.
             others = [n for n in wide if not _used_late(n, regions)]
             return len(wide) <= 1 or not others
+        # Within one phase: at most two reads, in the place of a write and a read of the value.
         return len(wide) <= 2 or len(regions.users[node]) == 1
 
 

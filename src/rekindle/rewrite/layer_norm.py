@@ -210,21 +210,16 @@ layer_norm_backward = torch.ops.rekindle.layer_norm_backward.default
 def norm_backward(edit: GraphEdit) -> None:
     """The layer norms of a backward; where the gradient of the input is added to another and not
     read elsewhere, with that sum."""
+    # All of them first: what is changed below moves nodes about.
+    norms = [node for node in edit.backward if _is_replaced(edit, node)]
+    if not norms:  # on most graphs: what follows walks all of it
+        return
     place = {node: k for k, node in enumerate(edit.graph.nodes)}
     written = {facts(w).storage for node in place for w in facts(node).writes}
     results = frozenset(edit.results)  # as many as there are parameters, and asked for each norm
-    for node in edit.backward:
-        if node.target is not aten.native_layer_norm_backward.default:
-            continue
-        *given, mask = node.args
-        grad, x, shape, mean, _, weight, bias = given
-        if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
-            continue
-        # The kernel makes all three gradients, and reads statistics in float32 alone.
-        if list(mask) != [True] * 3 or facts(mean).value.dtype != torch.float32:
-            continue
-        if not _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias))):
-            continue
+    for node in norms:
+        *given, _ = node.args
+        x = given[1]
         node.target, node.args = layer_norm_backward, (*given, None)
         found = _sum_behind(node, results)
         if found is None:
@@ -238,6 +233,19 @@ def norm_backward(edit: GraphEdit) -> None:
             made.append(total)  # outputs stand right behind their op
             total.target, total.args = operator.getitem, (node, 0)
             edit.graph.erase_node(made)
+
+
+def _is_replaced(edit: GraphEdit, node: fx.Node) -> bool:
+    """Whether it is torch's backward of a layer norm that the kernel can take the place of."""
+    if node.target is not aten.native_layer_norm_backward.default:
+        return False
+    grad, x, shape, mean, _, weight, bias, mask = node.args
+    if not isinstance(weight, fx.Node) or not isinstance(bias, fx.Node):
+        return False
+    # The kernel makes all three gradients, and reads statistics in float32 alone.
+    if list(mask) != [True] * 3 or facts(mean).value.dtype != torch.float32:
+        return False
+    return _fits(edit, shape, *(facts(n).value for n in (x, grad, weight, bias)))
 
 
 def _sum_behind(node: fx.Node, results: Set[fx.Node]) -> tuple[fx.Node, fx.Node, fx.Node] | None:

@@ -14,6 +14,7 @@ Digit = tuple[int, int, int]  # the dimension it is part of, size, stride
 
 
 def digits_of(shape: Sequence[int], stride: Sequence[int]) -> list[Digit]:
+    """A layout as digits of a position: dimension, size and stride, those of size 1 left out."""
     return [(i, n, s) for i, (n, s) in enumerate(zip(shape, stride, strict=True)) if n != 1]
 
 

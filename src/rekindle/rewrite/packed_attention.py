@@ -124,6 +124,8 @@ def read_in_place(edit: GraphEdit) -> None:
     dropped."""
     graph = edit.graph
     copies = {facts(n).storage: n for n in graph.nodes if is_copy(n)}
+    if not copies:
+        return
     # Not what changes, and not the caller's, which may lie elsewhere at the next call.
     kept = {facts(w).storage for n in graph.nodes for w in facts(n).writes}
     kept |= {facts(n).storage for n in graph.nodes if n.op == "placeholder"}
@@ -146,6 +148,8 @@ def read_in_place_backward(edit: GraphEdit) -> None:
     """The same in that forward's backward."""
     graph = edit.graph
     copies = {facts(n).storage: n for n in graph.nodes if facts(n).read_in_place}
+    if not copies:
+        return
     for storage, readers in _reads(edit.backward, copies).items():
         source = copies[storage].args[0]
         assert isinstance(source, fx.Node)
@@ -249,6 +253,7 @@ def _attention_of(node: fx.Node, readers: dict[int, set[fx.Node]]) -> fx.Node | 
     """The backward of which this stacks all three gradients, in their order, alone."""
     parts: Any = node.args[0]
     roots = [_root(part) for part in parts]
+    # Query, key and value, as attention's backward gives them.
     if len(parts) != 3 or any(r.target is not operator.getitem for r in roots):
         return None
     if [r.args[1] for r in roots] != [0, 1, 2] or len({r.args[0] for r in roots}) != 1:

@@ -1,8 +1,8 @@
 """recorded `JointGraph` -> rewritten `JointGraph`: one flat list of passes over one copy.
 
 `PASSES` is the list, in the order in which the passes run. A pass that is added to it is run; there
-is nothing else to touch. Each stands beside the condition under which what it puts in is, to the
-bit, what eager computes; where the condition does not hold, the pass leaves the ops as they are.
+is nothing else to touch. Each stands beside the condition under which what it puts in is bitwise
+identical to what eager computes; where it does not hold, the pass leaves the ops as they are.
 
 The copy is made in two parts. Passes of the forward see the forward alone: what they decide must
 not depend on the backward, since another backward may be asked for later (`beside`), and must find
@@ -62,7 +62,7 @@ PASSES: tuple[Pass, ...] = (
         "split_norm_dropout",
         "forward",
         split_ops,
-        does="Takes batch norm and dropout apart, so that their outputs are cheap to make again.",
+        does="Takes batch norm and dropout apart, so that their outputs are cheap to recompute.",
         exact="The op's own kernel is tried on the device: what is made from its statistics "
         "(`split_norm_dropout._form`), or from its mask (`split_norm_dropout._is_product`), has "
         "the same numbers.",

@@ -24,6 +24,8 @@ from rekindle.rewrite.layout_algebra import Digit, digits_of, merged, through
 
 aten = torch.ops.aten
 
+# What a rewrite begins with: a copy, or a gradient of a part, padded with zeros.
+_ENDS = (aten.clone.default, aten.select_backward.default)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # --- the op -------------------------------------------------------------------------------------
@@ -62,10 +64,11 @@ stacked = torch.ops.rekindle.stacked.default
 
 def shorten_copies(edit: GraphEdit) -> None:
     """Rewrites the copies of a backward; what nobody reads any more is left to be dropped."""
-    nodes = edit.nodes
-    copies = _Copies(edit.graph, nodes, edit.results)
     # Listed before anything changes: views that are made on the way need no look of their own.
-    backward = [node for node in nodes if facts(node).phase == "backward"]
+    backward = [node for node in edit.backward if facts(node).phase == "backward"]
+    if not any(node.target in _ENDS for node in backward):
+        return
+    copies = _Copies(edit.graph, edit.nodes, edit.results)
     with torch.no_grad():
         for node in backward:
             if is_copy(node):
@@ -76,6 +79,7 @@ def shorten_copies(edit: GraphEdit) -> None:
 
 
 def is_copy(node: fx.Node) -> bool:
+    """Whether the node copies a tensor of a floating dtype into a dense one."""
     if node.target is not aten.clone.default:
         return False
     made, source = facts(node).value, facts(node.args[0]).value
@@ -98,15 +102,17 @@ class _Copies:
         # Must stay, or change, or are the caller's, which may lie elsewhere at the next call.
         self.fixed = {facts(node).storage for node in results}
         for node in nodes:
-            storage = facts(node).storage
+            known = facts(node)
+            storage = known.storage
             if node.op == "placeholder":
                 self.fixed.add(storage)
-            self.fixed |= {facts(w).storage for w in facts(node).writes}
+            for written in known.writes:
+                self.fixed.add(facts(written).storage)
             for argument in node.all_input_nodes:
                 below = facts(argument).storage
                 if below not in (NO_STORAGE, storage):
                     self.readers.setdefault(below, set()).add(node)
-            if storage != NO_STORAGE and facts(node).phase == "backward":
+            if storage != NO_STORAGE and known.phase == "backward":
                 self.made.setdefault(storage, node)
 
     def _maker(self, view: fx.Node, reader: fx.Node) -> fx.Node | None:
@@ -140,6 +146,7 @@ class _Copies:
         assert stride is not None
         first = reader
         found = (view, stride, facts(view).value.storage_offset())
+        # A copy begins at the start of its storage, so a view with an offset shows a part of it.
         while facts(view).value.storage_offset() == 0:
             copy = self._maker(view, reader)
             if copy is None or not is_copy(copy):
@@ -264,6 +271,7 @@ class _Copies:
     def _summands(self, node: fx.Node) -> list[fx.Node] | None:
         """Of a sum of padded parts, at least two, of which nobody else reads anything."""
         found: list[fx.Node] = []
+        # Down through the sums, however they are nested: autograd adds two at a time.
         stack = [node]
         while stack:
             now = stack.pop()

@@ -1,6 +1,6 @@
-"""Batch norm and dropout taken apart, so that what they make is cheap to make again.
+"""Batch norm and dropout taken apart, so that what they make is cheap to recompute.
 
-Eager's batch norm reads its input twice, for the statistics and for the output; made again for the
+Eager's batch norm reads its input twice, for the statistics and for the output; recomputed for the
 backward it would cost the same once more, though its statistics are known. Where a ReLU or a sum
 reads the output, and nothing else does, it is taken apart: the op itself runs as before, for its
 statistics alone, and `rekindle::batch_norm_apply` makes the output from them. `elementwise_fusion`
@@ -11,7 +11,7 @@ Dropout is its mask and a product in the same way: where a sum reads the output,
 op makes the input. The op runs for its mask alone, on any tensor of that shape; the product with
 the mask is what its own gradient is, `native_dropout_backward`.
 
-Exact means to the bit: which of the forms below a kernel of batch norm computes, and whether
+Exact means bitwise identical: which of the forms below a kernel of batch norm computes, and whether
 dropout is that product, is found out by running them, on the device, batch norm on the shapes of
 the model; where it is not so, nothing is taken apart. What is done in place to the output, or to
 the sum that reads it, becomes an op with an output of its own; whether that is then written over
@@ -168,7 +168,7 @@ def _batch_norm(edit: GraphEdit, norm: fx.Node) -> bool:
     if writers is None or not (writers or _reader(edit, made)):
         return False
     target = _form_of(norm, value)
-    if target is None:
+    if target is None:  # no form rounds as this device's kernel does
         return False
     split = SplitOp(norm, norm.args, edit.unread(norm, made))
     # Beside the other outputs: the place of one, should it be put back.
@@ -261,7 +261,7 @@ _NUM_CHANNELS = 512  # that are tried: two forms may agree on a few by luck
 
 @functools.cache
 def _form(target: Any, shape: tuple[int, ...], device: torch.device, eps: float) -> Any:
-    """The form that gives the bits of this op, or None."""
+    """The form that is bitwise identical to this op, or None."""
     forms = list(APPLY)
     try:
         # On the model's own shape: cuDNN chooses among kernels by it.
@@ -334,7 +334,7 @@ def _made_elementwise(x: fx.Node, reader: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def _is_product(dtype: torch.dtype, p: float, device: torch.device) -> bool:
-    """Whether dropout gives the bits of the product with its mask."""
+    """Whether dropout is bitwise identical to the product with its mask."""
     # The trial draws: the user's stream goes on as if it had not.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         x = torch.randn(1 << 16, device=device).exp2_().to(dtype)

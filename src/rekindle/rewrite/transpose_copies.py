@@ -225,7 +225,11 @@ def _turn(edit: GraphEdit, nodes: Iterable[fx.Node]) -> None:
     for node in nodes:
         if node.target is aten.clone.default:
             value = facts(node).value
-            if value.is_contiguous() and _is_turned(edit, node.args[0], value):
+            if (
+                value.numel() >= edit.smallest  # asked first, as the cheapest: see _turn_arguments
+                and value.is_contiguous()
+                and _is_turned(edit, node.args[0], value)
+            ):
                 node.target, node.args, node.kwargs = turned, (node.args[0],), {}
         elif node.target is aten.add.Tensor:
             _turn_sum(edit, node)
@@ -254,7 +258,9 @@ def _turn_sum(edit: GraphEdit, node: fx.Node) -> None:
     made = facts(node).value
     if node.kwargs or len(node.args) != 2 or not all(isinstance(a, fx.Node) for a in node.args):
         return
-    if made.dtype not in _SUMS or not _is_dense(made.shape, made.stride()):
+    if made.numel() < edit.smallest or made.dtype not in _SUMS:
+        return
+    if not _is_dense(made.shape, made.stride()):
         return
     values = [facts(a).value for a in node.all_input_nodes]
     # One of the two lies as the sum does, the other is turned to it.

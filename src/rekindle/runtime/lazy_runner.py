@@ -16,6 +16,8 @@ from rekindle.torch_compat import outside_modes
 
 
 class LateRunner:
+    """A runner that is made at the first call: a plan that is never called is not lowered."""
+
     __slots__ = (
         *("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_record_backward"),
         *("_runner", "_schedule"),
@@ -45,7 +47,7 @@ class LateRunner:
     def get(self) -> Runner:
         if self._runner is None:
             # The modes around the first call (a counter of operations, say) are not meant for the
-            # trials on tensors without data that lowering makes.
+            # trials on fake tensors that lowering makes.
             with self._lock, collector_at_rest(), outside_modes():
                 if self._runner is None:
                     self._runner = Runner(

@@ -86,6 +86,8 @@ class Managed:
 
 @functools.cache
 def managed_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a model's class whose `forward` looks for a plan first."""
+
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_call(self, args, kwargs)
@@ -109,6 +111,7 @@ def plain_class(model: Any) -> type[nn.Module]:
 
 
 def is_managed(model: nn.Module) -> bool:
+    """Whether the module already runs by plans."""
     return KEY in model.__dict__
 
 
@@ -161,6 +164,7 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a call by the plan that covers it, or does what `on_miss` says where none does."""
     manager: Manager = model.__dict__[KEY]
     call = Call(plain_forward(model), args, kwargs, manager.loss_fn)
     around = transform_around()

@@ -27,6 +27,8 @@ from rekindle.solve.base import best_solution, trivial_floor
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
+    """Recomputes nothing."""
+
     name: ClassVar[str] = "keep-all"
     requires: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = False
@@ -51,6 +53,8 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class Sqrt:
+    """Equal segments of the forward, of which only the ends are kept."""
+
     max_trials: int = 48
 
     name: ClassVar[str] = "sqrt"
@@ -87,6 +91,8 @@ class Sqrt:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
+    """The smallest peak that a greedy walk reaches, whatever it costs."""
+
     max_length_factor: int = 40  # a schedule longer than this many times the ops is given up
 
     name: ClassVar[str] = "floor"
@@ -257,7 +263,7 @@ def segmented(problem: Problem, num_segments: int) -> list[int]:
     # What is kept is a set of values, so a graph that is no chain needs no special care: every
     # value that crosses a cut is in it, skips included.
     keep = set(problem.outputs) | set(problem.held)
-    # Values without size stand for order: they cost nothing to keep, and much to make again.
+    # Values without size stand for order: they cost nothing to keep, and much to recompute.
     keep.update(v for v, value in enumerate(problem.values) if not value.size)
     for i in forward:
         for v in problem.ops[i].inputs:

@@ -5,14 +5,14 @@ Meaning, over any schedule of the problem:
 
 - `save`: a matching forward op runs no more than once. What is needed of it later is kept.
 - `recompute`: no copy of what a matching forward op makes lives from before the loss to a use after
-  it; what the backward reads of it is made again there. What the caller holds is the caller's.
+  it; what the backward reads of it is recomputed there. What the caller holds is the caller's.
 
 Every solver respects both, because they become part of an ordinary problem (`constrain`): `save`
 clears `recomputable`. For `recompute` the op gets a twin behind the loss (it reads a token that the
 loss makes), and the backward and other twins read the twin's results. A schedule of that problem is
 one of the given problem with twin and op the same, with no larger peak (`to_original`). One gap is
 closed there: an op that has no twin may run again behind the loss and read what stands before it;
-then its argument is made again first. `check_constraints` has the last word on the result.
+then its argument is recomputed first. `check_constraints` has the last word on the result.
 
 Known limits: the twin and a second run of the op behind the loss are two runs where one would do;
 `drop_needless_runs` removes what it can. A lower bound is one of the problem without constraints,
@@ -255,7 +255,7 @@ def to_original(
 
 
 def _make_anew(problem: Problem, again: frozenset[int], ops: Sequence[int]) -> list[int]:
-    """Behind the loss, what is to be recomputed is made anew before its first use."""
+    """Behind the loss, what is to be recomputed runs again before its first use."""
     # `stale`: results whose copy is from before the loss and must not be read any more. The loss
     # makes all of them stale at once, a run of the producer makes its own fresh.
     watched = _values_to_remake(problem, again)

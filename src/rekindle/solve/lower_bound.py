@@ -1,7 +1,7 @@
 """Lower bounds on what any schedule within a budget costs, in any order, at any size.
 
 `cpp/bound/bound.h` has the argument: at the moment an op first runs, every other op has run or
-will, and what is still to be read is in memory, or is made again afterwards. Under the budget the
+will, and what is still to be read is in memory, or is recomputed afterwards. Under the budget the
 cheapest choice is a minimum cut for each price of memory. Here the moments are chosen; each gives a
 bound, the largest counts.
 """

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """The state of a search, as a listener hears of it."""
+
     solver: str
     elapsed_s: float
     cost: int | None = None  # of the best schedule within the budget so far

@@ -44,6 +44,7 @@ _FIELDS = {
 
 
 def solutions_dir() -> Path:
+    """The folder of cached solutions."""
     return cache_home() / "solutions"
 
 

@@ -49,6 +49,8 @@ KEEPS = (
 
 @dataclass(frozen=True, slots=True)
 class TWRemat:
+    """Divide and conquer along a tree decomposition."""
+
     max_length: int = 100_000  # steps of a recomputing sequence
     max_width: int = 60
     num_limits: int = 12

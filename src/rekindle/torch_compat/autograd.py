@@ -19,6 +19,7 @@ def backward_node() -> Any | None:
 
 
 def node_sequence_nr(node: Any) -> int:
+    """The number of an autograd node; its forward op has the same."""
     return int(node._sequence_nr())
 
 

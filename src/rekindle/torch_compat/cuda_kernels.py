@@ -15,7 +15,7 @@ def _whole_numbers(num: int) -> Any:
 
 class CudaKernel:
     """A kernel of this source. Its arguments are addresses and whole numbers of 64 bits; blocks
-    have 256 threads, or as many as it is told. torch's own launch spends several times as long on
+    have 256 threads, or as many as are given. torch's own launch spends several times as long on
     the host."""
 
     num_threads = 256

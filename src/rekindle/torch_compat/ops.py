@@ -10,10 +10,12 @@ nn_functions = torch._C._nn  # ops that Python binds in a place of their own, su
 
 
 def is_overload(target: object) -> bool:
+    """Whether it is an ATen or custom op, with one signature."""
     return isinstance(target, torch._ops.OpOverload)
 
 
 def is_higher_order(target: object) -> bool:
+    """Whether it is an op that takes functions, such as `flex_attention`."""
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 

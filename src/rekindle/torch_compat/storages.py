@@ -28,6 +28,7 @@ def _counts_cpp() -> int:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of the storage under a tensor, which may be more than it shows."""
     return int(tensor.untyped_storage().nbytes())
 
 

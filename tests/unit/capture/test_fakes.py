@@ -1,4 +1,4 @@
-"""Ops on tensors without data by the short way give what the dispatcher's way gives."""
+"""Ops on fake tensors by the short way give what the dispatcher's way gives."""
 
 import itertools
 

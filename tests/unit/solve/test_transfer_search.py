@@ -11,7 +11,7 @@ from support.random_transfers import random_link
 from rekindle.core import HostLink, Problem, Schedule, Status, keep_all, simulate
 from rekindle.core.generate import chain, random_problem, random_schedule, transformer
 from rekindle.solve import find_solver
-from rekindle.solve.base import answer, run_solver, trivial_floor
+from rekindle.solve.base import best_solution, run_solver, trivial_floor
 from rekindle.solve.transfers import with_transfers
 from rekindle.solve.transfers.bound import relief, transfer_bound
 from rekindle.solve.transfers.fit import fit
@@ -158,7 +158,7 @@ class Interrupted:
         self.calls.append(budget)
         if len(self.calls) > 1:
             raise KeyboardInterrupt
-        return answer(problem, budget, [keep_all(problem).ops], solver=self.name)
+        return best_solution(problem, budget, [keep_all(problem).ops], solver=self.name)
 
 
 def test_an_interrupt_gives_the_best_so_far():

@@ -62,7 +62,7 @@ def _layers(rng: Random, num_ops: int) -> list[range]:
     low = max(1, math.ceil(mean * (1 - WIDTH_SPREAD)))
     high = max(low, math.floor(mean * (1 + WIDTH_SPREAD)))
     layers = [range(1)]
-    used = 1
+    used = 1  # the source
     while used < num_ops - 1:
         width = min(rng.randint(low, high), num_ops - 1 - used)
         layers.append(range(used, used + width))
@@ -110,6 +110,7 @@ def _skips(rng: Random, layers: list[range], num_adjacent: int) -> set[Edge]:
 def _size(rng: Random) -> int:
     weights = [weight for weight, _, _ in SIZE_MIXTURE]
     _, mean, deviation = rng.choices(SIZE_MIXTURE, weights)[0]
+    # Drawn again until it is above 0, in tens of bytes: a value without size would be a token.
     while (size := round(100 * rng.normalvariate(mean, deviation)) * 10) <= 0:
         pass
     return size
@@ -123,6 +124,7 @@ def _topological_order(rng: Random, parents: list[list[int]]) -> list[int]:
     missing = [len(above) for above in parents]
     ready = [node for node, count in enumerate(missing) if count == 0]
     order = []
+    # Any that is ready, with equal chance: a first-in order would always be the layers' own.
     while ready:
         k = rng.randrange(len(ready))
         ready[k], ready[-1] = ready[-1], ready[k]

@@ -6,7 +6,7 @@ const readout = (i) => {
   const step = D.steps[i], lane = D.laneNames[D.lane[i]];
   const kept = D.until[i] >= D.numSteps ? "to the end" : `until step ${D.until[i]}`;
   let fate = D.until[i] > step ? `What it makes is kept ${kept}` : "What it makes is gone after this step";
-  if (D.again[i] >= 0) fate += `, and made again at step ${D.again[i]}`;
+  if (D.again[i] >= 0) fate += `, and recomputed at step ${D.again[i]}`;
   $("readout").replaceChildren(
     el("b", {}, `Step ${step} of ${D.numSteps}: ${size(D.memory[i])}`), " ",
     el("span", { class: "lane" }, lane), " ",

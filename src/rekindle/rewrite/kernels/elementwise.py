@@ -1,7 +1,7 @@
 """One kernel for an expression of elementwise ops: its CUDA source, and the ops it stands for.
 
 Every step of the source rounds as the op it stands for does; `elementwise_fusion` uses a kernel
-only where it gives the bits of the separate ops.
+only where it is bitwise identical to the separate ops.
 """
 
 import hashlib
@@ -133,6 +133,8 @@ def _place_by(digits: tuple[tuple[int, int], ...], numel: int) -> Place | None:
 
 @dataclass(frozen=True)
 class Step:
+    """One op of a fused kernel."""
+
     target: Any
     args: tuple[Any, ...]  # ("leaf", i), ("step", j), or a constant
     kwargs: tuple[tuple[str, Any], ...]

@@ -230,6 +230,7 @@ _SOURCES = {"rows_normed": _NORM, "rows_backward": _BACKWARD, "columns_backward"
 def kernel(
     name: str, dtype: torch.dtype, length: int, with_other: bool, device: torch.device
 ) -> CudaKernel:
+    """The kernel of this name for rows of this length, compiled on first use."""
     # One source per length: loops over a row are unrolled, and the row stays in registers.
     source = _prelude(dtype, length, with_other) + _SOURCES[name]
     num_threads = CudaKernel.num_threads if name == "columns_backward" else _THREADS

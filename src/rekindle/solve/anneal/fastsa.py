@@ -57,6 +57,8 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class FastSA:
+    """Simulated annealing over sequences of runs."""
+
     objective: Objective = "area"
     moves: Literal["directed", "paper"] = "directed"
     grouping: bool = False
@@ -190,6 +192,8 @@ class FastSA:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
+    """Annealing of the order alone: every op runs once."""
+
     num_moves: int | None = None
     num_seeds: int = 4
     num_threads: int = 1

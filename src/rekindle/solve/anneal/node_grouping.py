@@ -1,6 +1,6 @@
 """Node grouping (FastSA, Algorithm 1 and C.1): ops that are cheap to hold back join their readers.
 
-An op whose outputs are at least as large as its inputs is better made again by whoever needs it: it
+An op whose outputs are at least as large as its inputs is better recomputed by whoever needs it: it
 joins each of its readers, and the group runs as one op. As printed, Algorithm 1 joins an op to the
 readers that read all of its outputs and then drops it, which loses an op whose outputs are read by
 different readers. Here an op joins only if every reader reads all of its outputs, and never if it
@@ -20,6 +20,8 @@ from rekindle.core import Op, Problem
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
+    """A problem whose ops are groups of the ops of another."""
+
     problem: Problem  # its ops are groups
     members: tuple[tuple[int, ...], ...]  # per group: the ops it runs, in order
 

@@ -7,15 +7,15 @@ In this order, each step only where the one before left something to gain:
    is in memory (`_solve_exactly`, `cpp/search/exact.cpp`); with more states once there is a
    schedule to beat.
 3. A lower bound (`cpp/bound/bound.h`): at the moment an op first runs, every other op has run or
-   will, and what is still to be read is in memory or is made again; the cheapest choice under the
+   will, and what is still to be read is in memory or is recomputed; the cheapest choice under the
    budget is a minimum cut for each price of memory. Valid for every order, milliseconds for
    thousands of ops. `_prove_bound`; `lower_bound.best_bound` picks the moments.
 4. A climb over eviction policies (`Incumbent.policies`, `cpp/search/policies.cpp`): a greedy walk
    decodes a handful of weights, shared by alike values, into a schedule. Fast at any size.
 5. A climb over save sets (`_search_save_sets`, `cpp/search/save_sets.cpp`): prices of memory,
    decoded by the same minimum cut into what is kept across the loss, and that into a schedule;
-   where the loss leaves little room, places to begin again from. In a training step most of what
-   there is to decide is decided there. Where neither finds a schedule: both for a larger budget,
+   where the loss leaves little room, places to begin again from. In a training step most of the
+   choice is made there. Where neither finds a schedule: both for a larger budget,
    and from there down in steps (`_descend`). Where gradients alone do not fit, both begin from an
    order that needs less for them (`start_order`), the save sets are sought where gradients leave
    the least room, and several of them are annealed side by side, taking parts of each other
@@ -57,6 +57,8 @@ from rekindle.solve.min_budget import small_peaks
 
 @dataclass(frozen=True, slots=True)
 class Auto:
+    """The default solver: a bound and several searches that share one incumbent."""
+
     max_rounds: int = 36
     effort: float = 1.0  # scales the tries and moves of each step
     gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
@@ -175,7 +177,7 @@ class _Search(Incumbent):
         self.save_sets(moment, self.threads, 3000, share * self.left_s)
 
     def _search_gradient_save_sets(self, moment: int) -> None:
-        """Gradients have to be made again as well: which ones, and from what, is decided where they
+        """Gradients have to be recomputed as well: which ones, and from what, is decided where they
         leave the least room. Several searches, since one alone may end far above another; what they
         find is rebuilt, then annealed for some generations, each with parts of the others."""
         found = self.save_sets(moment, 2 * self.threads, 100, 0.2 * self.left_s)

@@ -1,6 +1,6 @@
 """The best schedule so far, which all methods of `auto` share, and one call for each of them.
 
-Whatever a method finds is simulated before it is believed, and noted under its name.
+Whatever a method finds is simulated before it is used, and noted under its name.
 """
 
 import functools

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Round:
+    """One round of annealing: how it differs from the others."""
+
     hot: float = 0.0  # temperature of annealing, in mean op costs
     afresh: bool = False  # half of the seeds start from the plain order, not from the incumbent
     limit: float = 1.0  # of the budget: a tighter one sometimes leads to a cheaper schedule

@@ -15,6 +15,8 @@ from rekindle.solve.anneal.fastsa import LARGE, MAX_WIDTH
 
 @dataclass(frozen=True, slots=True)
 class Order:
+    """An order of all ops with a small peak."""
+
     ops: list[int]  # every op once
     tightest: int | None = None  # where gradients alone do not fit: the op beside most of them
 

@@ -58,6 +58,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """How a search of CP-SAT ended."""
+
     proven: bool = False  # the objective is optimal, or there is no solution; nothing was rounded
     bound: int = 0  # of phase 2: no schedule of the model has a smaller extra cost
     ended: bool = False  # by `hear`

@@ -28,6 +28,7 @@ IDLE_S = 60.0
 
 
 def main() -> None:
+    """Reads jobs from stdin and writes replies to stdout, until it is idle for too long."""
     replies = sys.stdout
     sys.stdout = sys.stderr  # nothing else may write among the replies
     lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

@@ -42,6 +42,7 @@ def solve_mip(
     on_progress: OnProgress | None,
     enough: Enough | None,
 ) -> MIPResult:
+    """Solves a MILP with Gurobi; arguments and result are those of `mip.solve_mip`."""
     import gurobipy
     from gurobipy import GRB
 

@@ -166,7 +166,7 @@ def _run(
     or where this is one of several jobs: `parallel`).
 
     HiGHS looks at its time limit only now and then, on some models seconds late. Past the limit it
-    is told to stop, and if it does not hear it is left to end by itself: None.
+    is asked to stop, and if it does not it is left to end by itself: None.
     """
     deadline = time.monotonic() + max(0.01, time_limit_s)
 

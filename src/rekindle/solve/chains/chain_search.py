@@ -171,6 +171,7 @@ def solve_by_rule(
     prune: bool,
     time_limit_s: float,
 ) -> Solution:
+    """The best chain schedule that a rule finds, over chains of fewer and more blocks."""
     start = time.monotonic()
     deadline = start + time_limit_s
     max_blocks = _affordable_blocks(max_blocks, rule, time_limit_s)

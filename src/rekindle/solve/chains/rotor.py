@@ -84,12 +84,16 @@ class _ByRule:
 
 @dataclass(frozen=True, slots=True)
 class Rotor(_ByRule):
+    """The optimal schedule of a chain in which a kept input stays until its backward."""
+
     name: ClassVar[str] = "rotor"
     rule: ClassVar[Rule] = Rule.persistent
 
 
 @dataclass(frozen=True, slots=True)
 class RotorFloating(_ByRule):
+    """As `rotor`, but the last kept input may be given up for a later one."""
+
     # O(n^4 M): fewer sums than for 400 blocks in O(n^3 M).
     max_blocks: int = 80
 
@@ -99,6 +103,8 @@ class RotorFloating(_ByRule):
 
 @dataclass(frozen=True, slots=True)
 class Revolve(_ByRule):
+    """The baseline that saves block inputs alone."""
+
     # The baseline is to be what it is in the paper.
     prune: bool = False
 
@@ -108,6 +114,8 @@ class Revolve(_ByRule):
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
+    """The baseline of `torch.utils.checkpoint_sequential`: equal segments."""
+
     max_trials: int = 64
 
     name: ClassVar[str] = "sequential"

@@ -95,6 +95,7 @@ def runs_once(child: Child) -> bool:
 
 
 def interface(child: Child, level: Level) -> Interface:
+    """What a child reads of the level, and what it gives to it."""
     part, ids = child.part, child.part.values
     problem = part.problem
     loss = problem.loss_op

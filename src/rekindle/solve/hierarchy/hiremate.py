@@ -11,7 +11,7 @@
    no default here: it takes most of the time and its options are rarely chosen. The best few, far
    apart, are kept (`options.select`, N_o). Independent groups are worked on in parallel (`tree`).
 3. At the top, H-ILP with the whole budget. Its plan is lowered to op ids, dead runs fall away, and
-   the simulator decides; `_Top.take` then keeps what there is still room for. As in the paper, the
+   the simulator decides; `_Top.take` then keeps what still fits. As in the paper, the
    methods that are not hierarchical run on the whole graph beside it (`whole_graph`): TW-Remat, and
    rk-Rotor where the graph is a chain of blocks. In the end a little annealing from the best
    schedules, and from those slightly above the budget, which it repairs (`_Top.polish`).
@@ -54,6 +54,8 @@ POLISH_MOVES_PER_OP = 1000
 
 @dataclass(frozen=True, slots=True)
 class HiRemate:
+    """Hierarchical rematerialization; its fields are the recipe."""
+
     partitioner: Partitioner = field(default_factory=HPartition)
     makers: tuple[OptionMaker, ...] = (keep_everything, ByTWRemat(), ByRotor(), ByFastSA())
     ilp_budgets: tuple[tuple[float, float], ...] = ((1.0, 0.6), (1.0, 0.3), (0.7, 0.5), (0.7, 0.2))

@@ -19,6 +19,8 @@ MARGIN = 2e-6  # of the budget: above what HiGHS lets a row be violated by
 
 @dataclass(slots=True)
 class Ledger:
+    """Writes the memory rows of a level's program, step after step."""
+
     level: Level
     least: int  # no budget below this will be asked for
     model: Model
@@ -125,5 +127,6 @@ class Ledger:
 
 
 def add_to(row: Row, other: Mapping[int, float], factor: float = 1.0) -> None:
+    """Adds a multiple of one linear expression to another."""
     for column, value in other.items():
         row[column] = row.get(column, 0.0) + factor * value

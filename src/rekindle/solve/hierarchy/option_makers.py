@@ -145,6 +145,7 @@ def fits(problem: Problem, ops: Sequence[int], budget: int) -> bool:
 
 
 def with_loss_workspace(problem: Problem, workspace: int) -> Problem:
+    """The problem with another workspace of its loss op: what else is in memory at that time."""
     loss = problem.loss_op
     assert loss is not None
     ops = list(problem.ops)

@@ -20,6 +20,8 @@ from rekindle.partition.parts import Part
 
 @dataclass(frozen=True, slots=True)
 class SubStep:
+    """What a part has in memory at one step of a run of it."""
+
     inside: int  # bytes of values of the part that no one else sees, and workspace
     gone: frozenset[int]  # interface values read by this run that are not read after this step
     made: frozenset[int]  # interface values that this run has made by this step

@@ -110,6 +110,8 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Rockmate:
+    """Blocks solved on their own, and a chain program over their options."""
+
     makers: tuple[OptionMaker, ...] = (ByTWRemat(), ByCheckmate())
     slots: int = 500
     max_blocks: int = 400

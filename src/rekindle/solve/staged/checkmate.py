@@ -81,6 +81,8 @@ class StagedResult:
 
 @dataclass(frozen=True, slots=True)
 class Checkmate:
+    """The MILP over Checkmate stages."""
+
     backend: Backend = "auto"
     threads: int = 0  # 0: the library's choice
 

@@ -31,6 +31,8 @@ from rekindle.solve.staged.staged_space import Stages
 
 @dataclass(frozen=True, slots=True)
 class CheckmateLP:
+    """Its linear relaxation, rounded."""
+
     budget_parts: tuple[float, ...] = (0.9, 0.95, 1.0)  # tried in turn
     num_thresholds: int = 100  # random ones, besides 0.5
 

@@ -49,6 +49,8 @@ _SMALL = 128  # ops: one worker is enough
 
 @dataclass(frozen=True, slots=True)
 class Moccasin:
+    """Retention intervals, solved by CP-SAT."""
+
     max_runs: int = 2  # C: how often an op may run
     keep_order: bool = True
     precedence: Precedence = "copies"

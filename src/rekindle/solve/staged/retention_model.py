@@ -19,6 +19,8 @@ Precedence = Literal["copies", "reservoir"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """One run of an op, as variables."""
+
     active: Any  # a literal, or True
     step: Any  # a number, or an expression
     stage: Any = None  # the variable that the step follows from, if not itself
@@ -26,6 +28,8 @@ class Run:
 
 @dataclass(slots=True)
 class RetentionModel:
+    """The constraint program: runs of ops, and the intervals over which values are kept."""
+
     stages: Stages
     max_runs: int
     keep_order: bool

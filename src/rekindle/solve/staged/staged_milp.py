@@ -9,8 +9,8 @@ needs no product of hazards and gives the tight relaxation of the disaggregated 
 - For each value, its events in order: the runs that make it and the runs that read it. K[e] in
   [0, 1]: it is kept from event e to the next one. K at a stage's begin is Checkmate's S, the drop
   from one K to the next at a reading run its FREE.                               `_add_value`
-  - after a run that makes it:  K <= K before + R, and K before + R <= 1 (a copy that is made
-    again need not be kept until then);
+  - after a run that makes it:  K <= K before + R, and K before + R <= 1 (a copy that is
+    recomputed need not be kept until then);
   - before a run that reads it: K before >= R;  after it: K <= K before;
   - to the end for an output; from the loss to the end for a held value.
   With binary R the least K is 0 or 1, so K need not be declared integer.
@@ -56,6 +56,8 @@ class Covers:
 
 @dataclass(slots=True)
 class StagedModel:
+    """The rows and columns of Checkmate's MILP."""
+
     stages: Stages
     time_left: TimeLeft = field(default_factory=lambda: TimeLeft(math.inf))  # else OutOfTime
     model: Model = field(default_factory=Model)

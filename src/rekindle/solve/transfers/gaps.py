@@ -6,7 +6,7 @@ the use before the gap, fetched before the use behind it. All positions are thos
 relieves the ops from `left` + 1 to `right` - 1.
 
 Values are what their op makes of its inputs, each time the same. So what the host has of a value
-serves every gap of it, also of a copy that was made again, and a value is sent once.
+serves every gap of it, also of a copy that was recomputed, and a value is sent once.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """A stretch over which a value lies idle: it can be sent and fetched, or be recomputed."""
+
     value_id: int
     made: int  # the op that makes the copy
     left: int  # the last use before the gap (`made`, where there is none)
