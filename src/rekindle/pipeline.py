@@ -7,6 +7,7 @@ docs/architecture.md shows the stages for one example.
 
 import contextlib
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
-from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
+from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import Options
@@ -29,13 +30,16 @@ from rekindle.plans.plan_record import (
 )
 from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
+from rekindle.predict.device_budget import headroom_bytes, optimizer_class
 from rekindle.profile import Profile, device_name, load_device, profile_nodes
 from rekindle.program import Program, analyse
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import captured_call
-from rekindle.solving import choose
+from rekindle.solving import Choice, choose
+
+log = logging.getLogger("rekindle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ def plan_call(
     there is one. A fractional budget is a fraction of this call's own keep-all peak, but at least
     the budget of the first plan: gradients are a larger share of a smaller batch's peak, so the
     fraction alone could be infeasible where the first budget is enough."""
+    check_options(options)
+    _say_what_is_planned(model)
     joint = captured(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
@@ -73,6 +79,31 @@ def plan_call(
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
     return plan_joint(options, joint, type(model).__name__, given, at_least)
+
+
+def check_options(options: Options) -> None:
+    """Refuses, before any work, what `Options` itself cannot know to be wrong."""
+    if options.device_profile is not None:
+        load_device(options.device_profile)
+    if isinstance(options.optimizer, str):
+        optimizer_class(options.optimizer)
+    headroom_bytes(options.headroom, 2**40)
+
+
+def _say_what_is_planned(model: nn.Module) -> None:
+    """A plan is for the mode in which it was made, which need not be the one that was meant."""
+    name = type(model).__name__
+    if not torch.is_grad_enabled():
+        log.warning(
+            "planning %s under no_grad: this plan is for inference, no training step is planned",
+            name,
+        )
+    elif not model.training:
+        log.warning(
+            "planning a training step of %s in eval mode: in train mode it would be another step; "
+            "call model.train() before planning if that is what you mean",
+            name,
+        )
 
 
 def plan_again(
@@ -100,12 +131,12 @@ def plan_joint(
         program, profile, problem = _formulated(options, joint, name)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
-        if options.budget is not None:
+        if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        solution, kept = choose(options, predictor, budget)
-        record = _record(options, program, profile, problem, solution, budget)
+        choice = choose(options, predictor, budget)
+        record = _record(options, program, profile, problem, choice)
     runner = _late_runner(options, program, problem, record.schedule)
-    return record, Captured(program, profile, runner, options, given, kept)
+    return record, Captured(program, profile, runner, options, given, choice.kept)
 
 
 def capture_for(
@@ -227,8 +258,16 @@ def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program
         joint.device,
         how=options.profile,
         description=description,
+        cache=options.cache,
+        remeasure=options.remeasure,
         on_progress=options.on_progress,
     )
+    if profile.is_noisy:
+        log.warning(
+            "the machine is busy: repeats of an op differ by %.0f %% in the median; plan again "
+            "with remeasure=True when it is quiet",
+            100 * profile.spread,
+        )
     return program, profile, formulate(program, profile, name)
 
 
@@ -237,16 +276,16 @@ def _record(
     program: Program,
     profile: Profile,
     problem: Problem,
-    solution: Solution,
-    budget: int | None,
+    choice: Choice,
 ) -> PlanRecord:
+    solution = choice.solution
     assert isinstance(solution.schedule, Schedule)
     return PlanRecord(
         problem=problem,
         schedule=solution.schedule,
         status=solution.status,
         bound=solution.bound,
-        budget_bytes=budget,
+        budget_bytes=choice.budget_bytes,
         solver=solution.solver,
         # If the loss is the only output, `hold_outputs=False` drops nothing and plans the same
         # step: record it as held, so that plan files of equal steps are equal.

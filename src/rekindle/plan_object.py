@@ -19,8 +19,8 @@ from torch import nn
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
 from rekindle.errors import PlanMismatch, RekindleError
-from rekindle.pipeline import Captured, capture_for, plan_again, plan_call, recorded
-from rekindle.plans.options import DEFAULTS, OnMiss, Options
+from rekindle.pipeline import Captured, capture_for, check_options, plan_again, plan_call, recorded
+from rekindle.plans.options import DEFAULTS, OnMiss, Options, as_args
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
 from rekindle.plans.plan_record import PlanRecord
@@ -47,6 +47,10 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.record)
+
+    def __repr__(self) -> str:
+        # Not the fields: they are the whole problem, thousands of lines.
+        return f"<Plan {self.record}>"
 
     # ---- of the record
 
@@ -209,7 +213,8 @@ class Plan:
     def options(self) -> Options:
         """The options that the plan was made with; a plan file keeps some of them."""
         if self.captured is None:
-            return replace(self.record.options, budget=self.budget_bytes)
+            budget = self.budget_bytes
+            return replace(self.record.options, budget=None if budget is None else f"{budget}B")
         return self.captured.options
 
     @property
@@ -238,7 +243,7 @@ class Plan:
     def apply(
         self,
         model: nn.Module,
-        args: Sequence[Any] = (),
+        args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         inplace: bool = False,
@@ -252,7 +257,7 @@ class Plan:
         `loss_fn`: give it again."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
-        args, kwargs = tuple(args), dict(kwargs or {})
+        args, kwargs = as_args(args), dict(kwargs or {})
         options = replace(self._options_with(loss_fn), on_miss=on_miss)
         try:
             plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
@@ -266,7 +271,7 @@ class Plan:
     def plan_for(
         self,
         model: nn.Module,
-        args: Sequence[Any],
+        args: Any,
         kwargs: Mapping[str, Any],
         *,
         loss_fn: Callable[..., Any] | None = None,
@@ -276,7 +281,7 @@ class Plan:
         how = options
         if self.captured is None:  # the record has the costs: measure nothing
             how = replace(options, profile="estimate")
-        captured = capture_for(self.record, how, model, args, kwargs)
+        captured = capture_for(self.record, how, model, as_args(args), kwargs)
         captured = replace(captured, options=options, device_budget=self.device_budget)
         return replace(self, captured=captured)
 
@@ -386,6 +391,9 @@ def manage_plan(
         raise ValueError(f"max_plans is {max_plans}; expected 1 or more")
     if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
         raise TypeError(NO_BUDGET)
+    check_options(options)
+    if first is not None:  # its costs are new; those of later plans may be kept ones
+        options = replace(options, remeasure=False)
     manager = Manager(
         options.on_miss,
         planner or functools.partial(make_plan, options),

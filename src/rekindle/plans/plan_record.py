@@ -76,6 +76,9 @@ class PlanRecord:
         ):
             object.__setattr__(self, name, number)
 
+    def __repr__(self) -> str:
+        return f"<PlanRecord {self}>"
+
     def __str__(self) -> str:
         """Peak, overhead and optimality gap in one line."""
         peak, keep_all = (

@@ -49,12 +49,13 @@ def profile_nodes(
     how: Literal["measure", "estimate"] = "measure",
     description: DeviceDescription | None = None,
     cache: bool = True,
+    remeasure: bool = False,
     on_progress: ProfileListener | None = None,
 ) -> Profile:
     """Numbers for every call_function node, measured on `device` or estimated.
 
     `device` defaults to where the nodes' tensors are. With a `description` of another device the
-    numbers are estimates for that one, and nothing is run.
+    numbers are estimates for that one, and nothing is run. `remeasure` replaces kept numbers.
     """
     start = time.perf_counter()
     names, which, calls = distinct_calls(nodes)
@@ -62,7 +63,8 @@ def profile_nodes(
     if how == "estimate" or description is not None:
         return _estimated(start, names, which, calls, description or describe(where))
     known = ProfileCache(environment(where)) if cache else None
-    ops: list[OpProfile | None] = [None if known is None else known.get(c.key) for c in calls]
+    old = None if remeasure else known
+    ops: list[OpProfile | None] = [None if old is None else old.get(c.key) for c in calls]
     missing = [i for i, op in enumerate(ops) if op is None]
     if missing:
         fresh = _measure_all([calls[i] for i in missing], where, on_progress)
