@@ -8,6 +8,7 @@ docs/architecture.md shows the stages for one example.
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,12 +32,20 @@ from rekindle.plans.plan_record import (
 from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
 from rekindle.predict.device_budget import headroom_bytes, optimizer_class
-from rekindle.profile import Profile, device_name, load_device, profile_nodes
+from rekindle.profile import (
+    Profile,
+    ProfileListener,
+    ProfileProgress,
+    device_name,
+    load_device,
+    profile_nodes,
+)
 from rekindle.program import Program, analyse
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import captured_call
+from rekindle.solve.progress import Progress, milestone, report
 from rekindle.solving import Choice, choose
 
 log = logging.getLogger("rekindle")
@@ -71,7 +80,7 @@ def plan_call(
     fraction alone could be infeasible where the first budget is enough."""
     check_options(options)
     _say_what_is_planned(model)
-    joint = captured(options, model, args, kwargs)
+    joint = _captured_told(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -135,6 +144,7 @@ def plan_joint(
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
         choice = choose(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
+        milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
     runner = _late_runner(options, program, problem, record.schedule)
     return record, Captured(program, profile, runner, options, given, choice.kept)
 
@@ -200,6 +210,16 @@ def recorded(
     return capture(model, args, kwargs, call=captured_call(options.loss_fn))
 
 
+def _captured_told(
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> JointGraph:
+    begun = time.monotonic()
+    milestone(f"capturing {type(model).__name__}")
+    joint = captured(options, model, args, kwargs)
+    milestone(f"captured {len(joint.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
+    return joint
+
+
 def captured(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> JointGraph:
@@ -260,8 +280,9 @@ def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program
         description=description,
         cache=options.cache,
         remeasure=options.remeasure,
-        on_progress=options.on_progress,
+        on_progress=functools.partial(_tell_profiling, options.on_progress),
     )
+    milestone(f"costs: {profile.summary()}")
     if profile.is_noisy:
         log.warning(
             "the machine is busy: repeats of an op differ by %.0f %% in the median; plan again "
@@ -269,6 +290,23 @@ def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program
             100 * profile.spread,
         )
     return program, profile, formulate(program, profile, name)
+
+
+def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:
+    """To the caller's own listener, and to whoever hears the progress of planning."""
+    if listener is not None:
+        listener(seen)
+    if seen.num_done == 0 and seen.expected_s:
+        milestone(f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s")
+    elif seen.num_done < seen.num_total:
+        # The expected time is an estimate; what is done tells more as it grows.
+        so_far_s = seen.elapsed_s * seen.num_total / max(1, seen.num_done)
+        expected_s = max(seen.expected_s, so_far_s)
+        text = (
+            f"measuring ops: {seen.num_done} of {seen.num_total}, {seen.elapsed_s:.0f} s of about "
+            f"{expected_s:.0f}, {seen.op}"
+        )
+        report(Progress("", seen.elapsed_s, text=text))
 
 
 def _record(

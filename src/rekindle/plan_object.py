@@ -18,8 +18,10 @@ from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
+from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import PlanMismatch, RekindleError
 from rekindle.pipeline import Captured, capture_for, check_options, plan_again, plan_call, recorded
+from rekindle.planning_progress import planning_shown
 from rekindle.plans.options import DEFAULTS, OnMiss, Options, as_args
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
@@ -213,8 +215,9 @@ class Plan:
     def options(self) -> Options:
         """The options that the plan was made with; a plan file keeps some of them."""
         if self.captured is None:
-            budget = self.budget_bytes
-            return replace(self.record.options, budget=None if budget is None else f"{budget}B")
+            given = self.budget_bytes
+            budget = None if given is None else budget_of_bytes(given)
+            return replace(self.record.options, budget=budget)
         return self.captured.options
 
     @property
@@ -370,7 +373,9 @@ def make_plan(
     first: Plan | None = None,
 ) -> Plan:
     """A plan for one call; `first` is the plan of the same managed module's first call."""
-    return Plan(*plan_call(options, model, args, kwargs, None if first is None else first.record))
+    with planning_shown():
+        record = None if first is None else first.record
+        return Plan(*plan_call(options, model, args, kwargs, record))
 
 
 def manage_plan(

@@ -34,6 +34,7 @@ from rekindle.solve.constraints import (
     run_constrained,
 )
 from rekindle.solve.deadline import TimeLeft
+from rekindle.solve.progress import milestone
 from rekindle.solve.registry import find_solver, with_gap
 from rekindle.solve.small_schedules import known_schedules, remember
 from rekindle.solve.solution_cache import SolveRequest, lookup, store
@@ -136,6 +137,7 @@ class _Planning:
         """The schedule with the smallest peak that is known or found: the one given is among
         them."""
         options = self.options
+        milestone("searching for the smallest peak")
         found = [
             constrained_min_budget(
                 self.problem,
@@ -186,6 +188,10 @@ class _Planning:
         request = SolveRequest(self.problem, budget, solver, options.seed, constraints)
         if options.cache and (known := lookup(request, limit_s)) is not None:
             return known, True
+        whole, wanted = (
+            format.size(self.problem, n) for n in (self.predictor.keep_all_bytes, budget)
+        )
+        milestone(f"searching within {wanted} (keep-all {whole}), at most {limit_s:.0f} s")
         solution = run_constrained(
             solver,
             self.problem,

@@ -21,7 +21,6 @@ from rekindle.cli.arguments import (
     seed,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import show_progress
 from rekindle.cli.transfer_options import (
     add_transfer_options,
     improved,
@@ -48,6 +47,7 @@ from rekindle.core import (
 from rekindle.core.disk import read_json
 from rekindle.core.files import problem_from_record
 from rekindle.errors import InvalidSchedule
+from rekindle.planning_progress import shown_on_stderr
 from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict
 from rekindle.solve import SOLVERS, default_solver, find_solver
@@ -130,7 +130,7 @@ def add_commands(commands: Any) -> None:
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
     problem = problem_of_record(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
-    with show_progress(problem, quiet=arguments.quiet or arguments.json):
+    with shown_on_stderr(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
             problem,
             num_points=arguments.points,
@@ -191,7 +191,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     if arguments.output is not None:
         check_writable(arguments.output)
     constraints = parse_constraints(arguments.save, arguments.recompute)
-    with show_progress(problem, quiet=arguments.quiet):
+    with shown_on_stderr(problem, quiet=arguments.quiet):
         solution = run_constrained(
             solver,
             problem,

@@ -19,11 +19,11 @@ from rekindle.cli.arguments import (
     seconds,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import show_progress
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.disk import read_json, write_bytes, write_json
 from rekindle.core.files import problem_from_record, schedule_from_record
 from rekindle.errors import RekindleError
+from rekindle.planning_progress import shown_on_stderr
 from rekindle.plans.plan_account import (
     CURVE_LIMIT_S,
     account_of,
@@ -145,7 +145,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
             )
         found = _measured(found, plan, arguments)
     if not arguments.no_curve:
-        with show_progress(found.problem, quiet=arguments.quiet or arguments.json):
+        with shown_on_stderr(found.problem, quiet=arguments.quiet or arguments.json):
             curve = pareto(
                 found.problem, num_points=arguments.points, time_limit_s=arguments.time_limit
             )

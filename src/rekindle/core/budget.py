@@ -103,6 +103,11 @@ def refuse_tiny(name: str, amount: object) -> None:
         )
 
 
+def budget_of_bytes(num_bytes: int) -> int | str:
+    """A number of bytes as an option that is taken as it is, however small."""
+    return num_bytes if num_bytes >= _TINY else f"{num_bytes}B"
+
+
 def _bad(budget: object) -> InvalidBudget:
     near = _nearest(budget)
     return InvalidBudget(

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rekindle.core import MIN_BUDGET, is_fraction, parse_budget
+from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
 from rekindle.pipeline import device_budget
 from rekindle.plan_object import Plan, make_plan, manage_plan
@@ -176,7 +177,7 @@ def _budget(
     return "bytes", parse_budget(budget, 1)
 
 
-def _smallest(wanted: Sequence[Wanted]) -> str | float:
+def _smallest(wanted: Sequence[Wanted]) -> str | int | float:
     kinds = {kind for kind, _ in wanted}
     if len(kinds) > 1:
         raise PlanMismatch(
@@ -186,7 +187,7 @@ def _smallest(wanted: Sequence[Wanted]) -> str | float:
     if kinds == {MIN_BUDGET}:
         return MIN_BUDGET
     least = min(amount for _, amount in wanted)
-    return f"{least}B" if kinds == {"bytes"} else least
+    return budget_of_bytes(int(least)) if kinds == {"bytes"} else least
 
 
 # ---- ranks that fail together

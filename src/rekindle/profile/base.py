@@ -26,7 +26,7 @@ class OpProfile:
     host_ns: int = 0
     note: str = ""  # why a number is not measured, or what the measurement met
     fits: bool = True  # False: the op alone ran out of device memory
-    spread: float = 0.0  # of the repeats, where it was measured just now: slowest over fastest - 1
+    spread: float = 0.0  # of the repeats, where it was measured just now: median over fastest - 1
 
     def as_cached(self) -> "OpProfile":
         return OpProfile(

@@ -45,7 +45,7 @@ class DeviceLost(Exception):
 class Timing:
     device_ns: int
     host_ns: int
-    spread: float = 0.0  # the slowest repeat over the fastest, less 1; 0 where it is not known
+    spread: float = 0.0  # the median of the repeats over the fastest, less 1; 0: not known
 
 
 class Bench(Protocol):
@@ -138,7 +138,7 @@ class CpuBench:
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
         samples = self._samples_ns(run)
         per_op = max(1, round(min(samples)))
-        return Timing(per_op, per_op, spread=max(samples) / max(1.0, min(samples)) - 1)
+        return Timing(per_op, per_op, spread=statistics.median(samples) / max(1.0, min(samples)) - 1)
 
     def host_ns(self, run: Thunk) -> int:
         return max(1, round(min(self._samples_ns(run))))

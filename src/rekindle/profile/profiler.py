@@ -61,6 +61,10 @@ def profile_nodes(
     names, which, calls = distinct_calls(nodes)
     where = torch.device(device) if device is not None else _device_of(calls)
     if how == "estimate" or description is not None:
+        if on_progress is not None:  # two calls, as for what is measured: it takes no time
+            for num_done in (0, len(calls)):
+                elapsed = time.perf_counter() - start
+                on_progress(ProfileProgress(num_done, len(calls), "", elapsed, 0.0))
         return _estimated(start, names, which, calls, description or describe(where))
     known = ProfileCache(environment(where)) if cache else None
     old = None if remeasure else known
