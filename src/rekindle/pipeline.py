@@ -18,6 +18,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.pytrees import path_names, split
 from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
@@ -28,10 +29,11 @@ from rekindle.plans.plan_record import (
     graph_hash,
     graph_structure,
     kept_options,
+    python_call,
 )
 from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
-from rekindle.predict.device_budget import headroom_bytes, optimizer_class
+from rekindle.predict.device_budget import headroom_bytes, optimizer_class, total_bytes
 from rekindle.profile import (
     Profile,
     ProfileListener,
@@ -87,7 +89,39 @@ def plan_call(
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    return plan_joint(options, joint, type(model).__name__, given, at_least)
+    record, captured = plan_joint(options, joint, type(model).__name__, given, at_least)
+    made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
+    return replace(record, provenance=made), captured
+
+
+def _circumstances(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, Any]:
+    """What a report says about a plan besides the plan: its call and what else is on the device."""
+    nest = (tuple(args), dict(kwargs))
+    tensors, _ = split(nest)
+    names = path_names(nest, "")
+    shapes = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors]
+    residents = residents_of(model, nest, options.optimizer, options.ranks)
+    if options.device_profile is not None:
+        device_bytes: int | None = load_device(options.device_profile).memory_bytes
+    else:
+        device_bytes = total_bytes(device) if device.type == "cuda" else None
+    return {
+        "made_by": python_call(options),
+        "inputs": tuple((_input_name(n), s) for n, s in zip(names, shapes, strict=True)),
+        "residents": residents.rows(),
+        "device_bytes": device_bytes,
+    }
+
+
+def _input_name(path: str) -> str:
+    """`args[0]` of "[0][0]", `kwargs['mask']` of "[1]['mask']"."""
+    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
 
 
 def check_options(options: Options) -> None:
@@ -124,8 +158,16 @@ def plan_again(
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
             record, captured = plan_joint(again, joint, old.problem.name, given)
-            return replace(record, solver=old.solver), captured
-    return plan_joint(options, joint, old.problem.name, given)
+            return _made_like(replace(record, solver=old.solver), old), captured
+    record, captured = plan_joint(options, joint, old.problem.name, given)
+    return _made_like(record, old), captured
+
+
+def _made_like(record: PlanRecord, old: PlanRecord) -> PlanRecord:
+    """The record with the circumstances of the old one: another backward of the same call."""
+    names = ("made_by", "inputs", "residents", "device_bytes")
+    same = {name: getattr(old.provenance, name) for name in names}
+    return replace(record, provenance=replace(record.provenance, **same))
 
 
 def plan_joint(

@@ -232,6 +232,11 @@ class Plan:
 
     # ---- files
 
+    def made_by(self, command: str) -> "Plan":
+        """The plan with another text for what reports say that makes it again."""
+        made = replace(self.record.provenance, made_by=command)
+        return replace(self, record=replace(self.record, provenance=made))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; `Plan.load` reads it."""
         write_plan(path, self.record)
@@ -329,14 +334,14 @@ class Plan:
         return write_report(found, path, time_limit_s)
 
     def account(self, *, commands: Sequence[str] = ()) -> Account:
-        """The data of all reports; `commands` are those that reproduce the plan."""
+        """The data of all reports; `commands` are shown after the call that made the plan."""
         if self.captured is None:
             return account_of(self.record, commands=commands)
         predictor = self._predictor()
         predicted = predictor.predict(self.schedule)
         return account_of(
             self.record,
-            commands=commands or (self._call(),),
+            commands=commands,
             made_for=self._made_for(),
             predicted=Step(predicted.peak_bytes, predicted.step_ns),
             advice=advice(predictor, self.schedule, self.budget_bytes, self.options.cuda_graph),
@@ -351,15 +356,6 @@ class Plan:
         if self.device_budget is not None:
             facts.append(("device budget", str(self.device_budget)))
         return tuple(facts)
-
-    def _call(self) -> str:
-        options = self.options
-        solver = options.solver if isinstance(options.solver, str) else options.solver.name
-        return (
-            f"rekindle.plan(model, args, kwargs, budget={self.budget_bytes}, solver={solver!r}, "
-            f"time_limit_s={options.time_limit_s:g}, seed={options.seed}, "
-            f"profile={options.profile!r})"
-        )
 
 
 Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Plan | None], Plan]

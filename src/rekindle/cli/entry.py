@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         arguments = build_parser().parse_args(argv)
+        arguments.argv = sys.argv[1:] if argv is None else list(argv)
         code = arguments.run(arguments)
         sys.stdout.flush()
     except BudgetInfeasible as error:

@@ -16,12 +16,14 @@ from typing import Any
 from rekindle.cli import printing
 from rekindle.cli.arguments import (
     BUDGET_HELP,
+    GAP_HELP,
     JSON_HELP,
     QUIET_HELP,
     add_save_and_recompute,
     ranks,
     seconds,
     seed,
+    share,
 )
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.profile_options import (
@@ -35,6 +37,7 @@ from rekindle.core import keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
 from rekindle.planning_progress import shown_on_stderr
 from rekindle.plans.options import DEFAULTS, as_args
+from rekindle.plans.plan_account import command
 from rekindle.report import verdict
 
 FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
@@ -83,7 +86,7 @@ def add_commands(commands: Any) -> None:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="neither read nor write solutions cached on disk",
+        help="neither read nor write costs and solutions cached on disk",
     )
     add_budget_options(plan)
     add_save_and_recompute(plan)
@@ -117,19 +120,33 @@ def _search(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULTS.time_limit_s,
         metavar="S",
-        help=f"seconds for the solver (default {DEFAULTS.time_limit_s:g})",
+        help=f"seconds for all searches together (default {DEFAULTS.time_limit_s:g})",
+    )
+    parser.add_argument(
+        "--gap",
+        type=share,
+        default=DEFAULTS.gap,
+        metavar="G",
+        help=GAP_HELP,
+    )
+    parser.add_argument(
+        "--best-effort",
+        action="store_true",
+        help="where the budget cannot be met, take the smallest peak found and say so",
     )
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
-    parser.add_argument(
-        "--outputs-dropped",
-        dest="hold_outputs",
-        action="store_false",
-        help="assume that the caller drops all outputs but the loss before the backward",
-    )
+    for name, help_text in (
+        (
+            "--no-hold-outputs",
+            "assume that the caller drops all outputs but the loss before the backward",
+        ),
+        ("--outputs-dropped", argparse.SUPPRESS),  # as it was called in 0.1
+    ):
+        parser.add_argument(name, dest="hold_outputs", action="store_false", help=help_text)
     add_profile_options(parser)
 
 
@@ -175,7 +192,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     check_options(options)
     model, args, kwargs = load_sample(arguments.factory)
     with shown_on_stderr(quiet=arguments.quiet or arguments.json):
-        found = make_plan(options, model, args, kwargs)
+        found = make_plan(options, model, args, kwargs).made_by(command(arguments.argv))
     if arguments.output:  # first of all: an interrupt of what follows must not lose the plan
         found.save(arguments.output)
     account = found.account()

@@ -5,11 +5,13 @@ the problem; JSON records have the plain integers and name the units beside them
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from rekindle.cli import printing
 from rekindle.cli.arguments import (
     BUDGET_HELP,
+    GAP_HELP,
     JSON_HELP,
     QUIET_HELP,
     SEED_HELP,
@@ -19,6 +21,7 @@ from rekindle.cli.arguments import (
     points,
     seconds,
     seed,
+    share,
 )
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.transfer_options import (
@@ -31,6 +34,7 @@ from rekindle.cli.transfer_options import (
     with_link,
 )
 from rekindle.core import (
+    MIN_BUDGET,
     Problem,
     Schedule,
     Solution,
@@ -58,7 +62,9 @@ from rekindle.solve.constraints import (
     parse_constraints,
     run_constrained,
 )
+from rekindle.solve.deadline import TimeLeft
 from rekindle.solve.pareto import pareto
+from rekindle.solve.registry import with_gap
 
 # Time for the smallest peak that is printed where the budget is infeasible. It comes on top of the
 # solver's own limit, which is used up by then.
@@ -78,6 +84,7 @@ def add_commands(commands: Any) -> None:
     solve.add_argument(
         "--time-limit", type=seconds, default=60.0, metavar="S", help=TIME_LIMIT_HELP
     )
+    solve.add_argument("--gap", type=share, metavar="G", help=GAP_HELP)
     solve.add_argument("--seed", type=seed, default=0, metavar="N", help=SEED_HELP)
     solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="write the schedule to")
     add_save_and_recompute(solve)
@@ -185,21 +192,32 @@ def problem_of_record(record: Any, path: str) -> Problem:
 def run_solve(arguments: argparse.Namespace) -> ExitCode:
     problem = with_link(read_problem(arguments.problem), arguments)
     base = simulate(problem, keep_all(problem))
-    budget = parse_budget(arguments.budget, base.peak)
+    wants_smallest = arguments.budget == MIN_BUDGET
+    budget = 0 if wants_smallest else parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
+    if arguments.gap is not None:
+        solver = with_gap(solver, arguments.gap)
     # Everything that can be wrong with the arguments is checked before minutes of solving.
     if arguments.output is not None:
         check_writable(arguments.output)
     constraints = parse_constraints(arguments.save, arguments.recompute)
     with shown_on_stderr(problem, quiet=arguments.quiet):
+        left = TimeLeft(solver_seconds(problem, arguments))
+        smallest = None
+        if wants_smallest:
+            smallest = constrained_min_budget(problem, constraints, left() / 2)
+            budget = simulate(problem, smallest).peak
         solution = run_constrained(
             solver,
             problem,
             budget,
             constraints,
-            time_limit_s=solver_seconds(problem, arguments),
+            time_limit_s=left(),
             seed=arguments.seed,
+            warm_start=smallest,
         )
+        if smallest is not None and solution.schedule is None:  # not every solver starts from it
+            solution = replace(solution, status=Status.FEASIBLE, schedule=smallest, smallest=None)
         solution = improved(solver, problem, budget, solution, constraints, arguments)
     record = _solve_record(problem, budget, base, solution)
     if solution.schedule is not None:
@@ -209,8 +227,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             )
     # After an error nothing is known about the problem, so no smallest peak is searched.
     elif solution.status is not Status.ERROR:
-        smallest = _smallest(problem, solution, arguments.time_limit, constraints)
-        record["smallest_peak"] = smallest
+        record["smallest_peak"] = _smallest(problem, solution, arguments.time_limit, constraints)
     if arguments.json:
         printing.print_json(record)
     else:

@@ -55,6 +55,11 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
         help="estimate for another device: a100, h100, h200, rtx4090, cpu, or a FILE.toml of your "
         "own",
     )
+    group.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure all costs anew and replace the cached ones, as after a busy hour",
+    )
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:

@@ -51,6 +51,18 @@ class Residents:
             + self.buckets_bytes
         )
 
+    def rows(self) -> tuple[tuple[str, int], ...]:
+        """What there is, by name."""
+        rows = (
+            ("parameters", self.parameters_bytes),
+            ("buffers", self.buffers_bytes),
+            ("inputs", self.inputs_bytes),
+            ("gradients there already", self.gradients_bytes),
+            (f"optimizer state ({self.optimizer_how})", self.optimizer_bytes),
+            ("gradient buckets", self.buckets_bytes),
+        )
+        return tuple((name, num_bytes) for name, num_bytes in rows if num_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceBudget:

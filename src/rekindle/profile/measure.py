@@ -138,7 +138,9 @@ class CpuBench:
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
         samples = self._samples_ns(run)
         per_op = max(1, round(min(samples)))
-        return Timing(per_op, per_op, spread=statistics.median(samples) / max(1.0, min(samples)) - 1)
+        return Timing(
+            per_op, per_op, spread=statistics.median(samples) / max(1.0, min(samples)) - 1
+        )
 
     def host_ns(self, run: Thunk) -> int:
         return max(1, round(min(self._samples_ns(run))))
