@@ -233,7 +233,7 @@ class Plan:
     # ---- files
 
     def made_by(self, command: str) -> "Plan":
-        """The plan with another text for what reports say that makes it again."""
+        """The plan, with this command where reports say how to reproduce it."""
         made = replace(self.record.provenance, made_by=command)
         return replace(self, record=replace(self.record, provenance=made))
 
