@@ -324,7 +324,7 @@ def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program
         remeasure=options.remeasure,
         on_progress=functools.partial(_tell_profiling, options.on_progress),
     )
-    milestone(f"costs: {profile.summary()}")
+    milestone(f"profiled {profile.summary()}")
     if profile.is_noisy:
         log.warning(
             "the machine is busy: repeats of an op differ by %.0f %% in the median; plan again "
