@@ -6,6 +6,7 @@ keeps them in step.
 """
 
 import argparse
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -126,6 +127,11 @@ def cli_page() -> str:
         "scripts; every command with a result has it.",
         _table(("command", "what it does"), rows),
         *(part for name, command in commands.items() for part in _command(name, command)),
+        "## Options in Python and on the command line",
+        "An option has one name: underscores become hyphens, and `no-` turns an option off that is "
+        "on by default. `time_limit_s` leaves its unit out. `rekindle.plan` and "
+        "`rekindle.rematerialize` take these:",
+        _options_table(commands["plan"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -135,7 +141,21 @@ def _command(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     yield command.description or ""
     actions = [a for a in command._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
     if actions and not _own(command):
-        yield _table(("argument", "meaning"), [(_argument(a), a.help or "") for a in actions])
+        # Doubled percent signs are argparse's own.
+        rows = [(_argument(a), (a.help or "").replace("%%", "%")) for a in actions]
+        yield _table(("argument", "meaning"), rows)
+
+
+def _options_table(plan: argparse.ArgumentParser) -> str:
+    """Each option of `rekindle.plan` and what it is called on the command line."""
+    from rekindle.plans.options import Options
+
+    shown = [a for a in plan._actions if a.help != argparse.SUPPRESS and a.option_strings]
+    by_name = {a.dest: f"`{a.option_strings[-1]}`" for a in shown}
+    return _table(
+        ("Python", "command line"),
+        [(f"`{f.name}`", by_name.get(f.name, "Python only")) for f in dataclasses.fields(Options)],
+    )
 
 
 def _argument(action: argparse.Action) -> str:

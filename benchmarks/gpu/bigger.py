@@ -194,7 +194,7 @@ class Bench:
         load = self._at(size)
         try:
             rekindle.plan(
-                load.model, load.args, load.kwargs, budget=1, profile="estimate",
+                load.model, load.args, load.kwargs, budget="1B", profile="estimate",
                 time_limit_s=self.args.plan_limit, hold_outputs=not load.loss_inside,
             )  # fmt: skip
         except rekindle.BudgetInfeasible as error:

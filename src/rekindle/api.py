@@ -4,7 +4,7 @@ Their keyword arguments are the fields of `Options`, spelled out for readers and
 test compares the two. `pipeline` has the stages behind them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -12,19 +12,28 @@ import torch
 from torch import nn
 
 from rekindle.plan_object import Plan, make_plan, manage_plan
-from rekindle.plans.options import DEFAULTS, Budget, OnMiss, Options, Patterns, ScheduleSource
+from rekindle.plans.options import (
+    DEFAULTS,
+    Budget,
+    OnMiss,
+    Options,
+    Patterns,
+    ScheduleSource,
+    as_args,
+)
 from rekindle.profile import ProfileListener
 from rekindle.solve.base import Solver
 
 
 def plan(
     model: nn.Module,
-    args: Sequence[Any] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget | None = DEFAULTS.budget,
     solver: str | Solver = DEFAULTS.solver,
     time_limit_s: float = DEFAULTS.time_limit_s,
+    gap: float = DEFAULTS.gap,
     seed: int = DEFAULTS.seed,
     profile: Literal["estimate", "measure"] = DEFAULTS.profile,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
@@ -41,11 +50,17 @@ def plan(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    best_effort: bool = DEFAULTS.best_effort,
+    remeasure: bool = DEFAULTS.remeasure,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors;
-    it does not run.
+    it does not run. `args` is a tuple; anything else, such as a tensor, is the only argument.
 
-    `budget` limits what a training step adds to what is resident (parameters, buffers, inputs).
+    `budget` limits what a training step adds to what is resident (parameters, buffers, inputs):
+    bytes, "8GiB", a fraction of the peak when everything is saved (0.5), or "min", the smallest
+    that is found. With `best_effort=True`, a budget that cannot be met becomes the smallest found.
+    The search takes at most `time_limit_s` and ends where the cost is proven to be within `gap` of
+    the optimum (0.001 is 0.1 %).
     `device_budget` limits the whole device ("auto": what is free now): residents, the state of
     `optimizer` (an optimizer, or a name such as "adamw") and `headroom` are subtracted from it.
     `device_profile` names a device description to plan for instead of this machine's device.
@@ -55,22 +70,25 @@ def plan(
     that is computed outside is not counted, except for the gradients that it passes back.
     `save` and `recompute` force ops to be saved (they run once) or recomputed (their results are
     not kept for the backward), by module path ("blocks.*.mlp"), op ("aten.mm*") or both
-    ("blocks.*::mm"). `cache=False` neither reads nor writes cached solutions. With several `ranks`,
-    a device budget leaves room for the gradient buckets of DistributedDataParallel.
+    ("blocks.*::mm"). `cache=False` neither reads nor writes cached costs and solutions;
+    `remeasure=True` measures all costs anew and replaces the cached ones, as after planning on a
+    busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
+    DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
     """
-    return make_plan(_options(locals()), model, args, kwargs or {})
+    return make_plan(_options(locals()), model, as_args(args), kwargs or {})
 
 
 def rematerialize(
     model: nn.Module,
-    args: Sequence[Any] | None = None,
+    args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget | None = DEFAULTS.budget,
     solver: str | Solver = DEFAULTS.solver,
     time_limit_s: float = DEFAULTS.time_limit_s,
+    gap: float = DEFAULTS.gap,
     seed: int = DEFAULTS.seed,
     profile: Literal["estimate", "measure"] = DEFAULTS.profile,
     inplace: bool = False,
@@ -90,6 +108,8 @@ def rematerialize(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    best_effort: bool = DEFAULTS.best_effort,
+    remeasure: bool = DEFAULTS.remeasure,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.
@@ -101,7 +121,7 @@ def rematerialize(
     options = _options(locals())
     if args is None and kwargs is None:
         return manage_plan(options, None, model, inplace=inplace)
-    args, kwargs = args or (), kwargs or {}
+    args, kwargs = as_args(args), kwargs or {}
     first = make_plan(options, model, args, kwargs)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 

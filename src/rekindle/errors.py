@@ -1,5 +1,8 @@
 """Every error a user can meet. Each says what was got, what was expected, and what to try."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def brief(x: object, limit: int = 40) -> str:
     """What was got, as a part of a sentence: at most `limit` characters of it."""
@@ -8,6 +11,14 @@ def brief(x: object, limit: int = 40) -> str:
     except ValueError:  # Python refuses to print an int of more than 4,300 digits
         return "a whole number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def no_such(kind: str, given: str, names: Iterable[str]) -> str:
+    """That there is no solver (device, ...) of that name, the nearest that there is, and all."""
+    known = list(names)
+    close = get_close_matches(given[:40].lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? There" if close else "there"
+    return f"there is no {kind} {brief(given)!r}; {hint} are {', '.join(known)}"
 
 
 class RekindleError(Exception):

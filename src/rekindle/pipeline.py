@@ -7,6 +7,8 @@ docs/architecture.md shows the stages for one example.
 
 import contextlib
 import functools
+import logging
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +19,8 @@ from torch import nn
 
 from rekindle.capture import Follower, JointGraph, Names, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
-from rekindle.capture.pytrees import named_tensors
-from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
+from rekindle.capture.pytrees import named_tensors, path_names, split
+from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.frontend import Call, Reading, read
@@ -30,16 +32,28 @@ from rekindle.plans.plan_record import (
     graph_hash,
     graph_structure,
     kept_options,
+    python_call,
 )
 from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
-from rekindle.profile import Profile, device_name, load_device, profile_nodes
+from rekindle.predict.device_budget import headroom_bytes, optimizer_class, total_bytes
+from rekindle.profile import (
+    Profile,
+    ProfileListener,
+    ProfileProgress,
+    device_name,
+    load_device,
+    profile_nodes,
+)
 from rekindle.program import Program, analyse
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
-from rekindle.solving import choose
+from rekindle.solve.progress import Progress, milestone, report
+from rekindle.solving import Choice, choose
+
+log = logging.getLogger("rekindle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +84,73 @@ def plan_call(
     there is one. A fractional budget is a fraction of this call's own keep-all peak, but at least
     the budget of the first plan: gradients are a larger share of a smaller batch's peak, so the
     fraction alone could be infeasible where the first budget is enough."""
-    joint, reading = captured(options, model, args, kwargs)
+    check_options(options)
+    _say_what_is_planned(model)
+    joint, reading = _captured_told(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    return plan_joint(options, joint, type(model).__name__, given, at_least, reading)
+    record, captured = plan_joint(options, joint, type(model).__name__, given, at_least, reading)
+    made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
+    return replace(record, provenance=made), captured
+
+
+def _circumstances(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, Any]:
+    """What a report says about a plan besides the plan: its call and what else is on the device."""
+    nest = (tuple(args), dict(kwargs))
+    tensors, _ = split(nest)
+    names = path_names(nest, "")
+    shapes = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors]
+    residents = residents_of(model, nest, options.optimizer, options.ranks)
+    if options.device_profile is not None:
+        device_bytes: int | None = load_device(options.device_profile).memory_bytes
+    else:
+        device_bytes = total_bytes(device) if device.type == "cuda" else None
+    return {
+        "made_by": python_call(options),
+        "inputs": tuple((_input_name(n), s) for n, s in zip(names, shapes, strict=True)),
+        "residents": residents.rows(),
+        "device_bytes": device_bytes,
+    }
+
+
+def _input_name(path: str) -> str:
+    """`args[0]` of "[0][0]", `kwargs['mask']` of "[1]['mask']"."""
+    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
+
+
+def check_options(options: Options) -> None:
+    """Refuses, before any work, what `Options` itself cannot know to be wrong."""
+    if options.device_profile is not None:
+        load_device(options.device_profile)
+    if isinstance(options.optimizer, str):
+        optimizer_class(options.optimizer)
+    headroom_bytes(options.headroom, 2**40)
+
+
+def _say_what_is_planned(model: nn.Module) -> None:
+    """A plan is for the mode in which it was made, which need not be the one that was meant."""
+    name = type(model).__name__
+    if not torch.is_grad_enabled():
+        log.warning(
+            "planning %s under no_grad: this plan is for inference, no training step is planned",
+            name,
+        )
+    elif not model.training:
+        log.warning(
+            "planning a training step of %s in eval mode: in train mode it would be another step; "
+            "call model.train() before planning if that is what you mean",
+            name,
+        )
 
 
 def plan_again(
@@ -89,8 +162,16 @@ def plan_again(
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
             record, captured = plan_joint(again, joint, old.problem.name, given)
-            return replace(record, solver=old.solver), captured
-    return plan_joint(options, joint, old.problem.name, given)
+            return _made_like(replace(record, solver=old.solver), old), captured
+    record, captured = plan_joint(options, joint, old.problem.name, given)
+    return _made_like(record, old), captured
+
+
+def _made_like(record: PlanRecord, old: PlanRecord) -> PlanRecord:
+    """The record with the circumstances of the old one: another backward of the same call."""
+    names = ("made_by", "inputs", "residents", "device_bytes")
+    same = {name: getattr(old.provenance, name) for name in names}
+    return replace(record, provenance=replace(record.provenance, **same))
 
 
 def plan_joint(
@@ -106,12 +187,13 @@ def plan_joint(
         program, profile, problem = _formulated(options, joint, name)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
-        if options.budget is not None:
+        if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        solution, kept = choose(options, predictor, budget)
-        record = _record(options, program, profile, problem, solution, budget)
+        choice = choose(options, predictor, budget)
+        record = _record(options, program, profile, problem, choice)
+        milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
     runner = _late_runner(options, program, problem, record.schedule)
-    return record, Captured(program, profile, runner, reading, options, given, kept)
+    return record, Captured(program, profile, runner, reading, options, given, choice.kept)
 
 
 def capture_for(
@@ -197,6 +279,16 @@ def recorded(
     return joint, reading
 
 
+def _captured_told(
+    options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[JointGraph, Reading]:
+    begun = time.monotonic()
+    milestone(f"capturing {type(model).__name__}")
+    joint, reading = captured(options, model, args, kwargs)
+    milestone(f"captured {len(joint.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
+    return joint, reading
+
+
 def captured(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[JointGraph, Reading]:
@@ -256,9 +348,35 @@ def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program
         joint.device,
         how=options.profile,
         description=description,
-        on_progress=options.on_progress,
+        cache=options.cache,
+        remeasure=options.remeasure,
+        on_progress=functools.partial(_tell_profiling, options.on_progress),
     )
+    milestone(f"profiled {profile.summary()}")
+    if profile.is_noisy:
+        log.warning(
+            "the machine is busy: repeats of an op differ by %.0f %% in the median; plan again "
+            "with remeasure=True when it is quiet",
+            100 * profile.spread,
+        )
     return program, profile, formulate(program, profile, name)
+
+
+def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:
+    """To the caller's own listener, and to whoever hears the progress of planning."""
+    if listener is not None:
+        listener(seen)
+    if seen.num_done == 0 and seen.expected_s:
+        milestone(f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s")
+    elif seen.num_done < seen.num_total:
+        # The expected time is an estimate; what is done tells more as it grows.
+        so_far_s = seen.elapsed_s * seen.num_total / max(1, seen.num_done)
+        expected_s = max(seen.expected_s, so_far_s)
+        text = (
+            f"measuring ops: {seen.num_done} of {seen.num_total}, {seen.elapsed_s:.0f} s of about "
+            f"{expected_s:.0f}, {seen.op}"
+        )
+        report(Progress("", seen.elapsed_s, text=text))
 
 
 def _record(
@@ -266,16 +384,16 @@ def _record(
     program: Program,
     profile: Profile,
     problem: Problem,
-    solution: Solution,
-    budget: int | None,
+    choice: Choice,
 ) -> PlanRecord:
+    solution = choice.solution
     assert isinstance(solution.schedule, Schedule)
     return PlanRecord(
         problem=problem,
         schedule=solution.schedule,
         status=solution.status,
         bound=solution.bound,
-        budget_bytes=budget,
+        budget_bytes=choice.budget_bytes,
         solver=solution.solver,
         # If the loss is the only output, `hold_outputs=False` drops nothing and plans the same
         # step: record it as held, so that plan files of equal steps are equal.

@@ -19,9 +19,11 @@ from torch import nn
 from rekindle.capture import JointGraph
 from rekindle.frontend import Reading
 from rekindle.core import Problem, Schedule, Status
+from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import PlanMismatch, RekindleError
-from rekindle.pipeline import Captured, capture_for, plan_again, plan_call, recorded
-from rekindle.plans.options import DEFAULTS, OnMiss, Options
+from rekindle.pipeline import Captured, capture_for, check_options, plan_again, plan_call, recorded
+from rekindle.planning_progress import planning_shown
+from rekindle.plans.options import DEFAULTS, OnMiss, Options, as_args
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
 from rekindle.plans.plan_record import PlanRecord
@@ -48,6 +50,10 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.record)
+
+    def __repr__(self) -> str:
+        # Not the fields: they are the whole problem, thousands of lines.
+        return f"<Plan {self.record}>"
 
     # ---- of the record
 
@@ -215,7 +221,9 @@ class Plan:
     def options(self) -> Options:
         """The options that the plan was made with; a plan file keeps some of them."""
         if self.captured is None:
-            return replace(self.record.options, budget=self.budget_bytes)
+            given = self.budget_bytes
+            budget = None if given is None else budget_of_bytes(given)
+            return replace(self.record.options, budget=budget)
         return self.captured.options
 
     @property
@@ -229,6 +237,11 @@ class Plan:
         return self.captured is not None and self.captured.kept
 
     # ---- files
+
+    def made_by(self, command: str) -> "Plan":
+        """The plan, with this command where reports say how to reproduce it."""
+        made = replace(self.record.provenance, made_by=command)
+        return replace(self, record=replace(self.record, provenance=made))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; `Plan.load` reads it."""
@@ -244,7 +257,7 @@ class Plan:
     def apply(
         self,
         model: nn.Module,
-        args: Sequence[Any] = (),
+        args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         inplace: bool = False,
@@ -258,7 +271,7 @@ class Plan:
         `loss_fn`: give it again."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
-        args, kwargs = tuple(args), dict(kwargs or {})
+        args, kwargs = as_args(args), dict(kwargs or {})
         options = replace(self._options_with(loss_fn), on_miss=on_miss)
         try:
             plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
@@ -272,7 +285,7 @@ class Plan:
     def plan_for(
         self,
         model: nn.Module,
-        args: Sequence[Any],
+        args: Any,
         kwargs: Mapping[str, Any],
         *,
         loss_fn: Callable[..., Any] | None = None,
@@ -282,7 +295,7 @@ class Plan:
         how = options
         if self.captured is None:  # the record has the costs: measure nothing
             how = replace(options, profile="estimate")
-        captured = capture_for(self.record, how, model, args, kwargs)
+        captured = capture_for(self.record, how, model, as_args(args), kwargs)
         captured = replace(captured, options=options, device_budget=self.device_budget)
         return replace(self, captured=captured)
 
@@ -327,14 +340,14 @@ class Plan:
         return write_report(found, path, time_limit_s)
 
     def account(self, *, commands: Sequence[str] = ()) -> Account:
-        """The data of all reports; `commands` are those that reproduce the plan."""
+        """The data of all reports; `commands` are shown after the call that made the plan."""
         if self.captured is None:
             return account_of(self.record, commands=commands)
         predictor = self._predictor()
         predicted = predictor.predict(self.schedule)
         return account_of(
             self.record,
-            commands=commands or (self._call(),),
+            commands=commands,
             made_for=self._made_for(),
             predicted=Step(predicted.peak_bytes, predicted.step_ns),
             advice=advice(predictor, self.schedule, self.budget_bytes, self.options.cuda_graph),
@@ -350,15 +363,6 @@ class Plan:
             facts.append(("device budget", str(self.device_budget)))
         return tuple(facts)
 
-    def _call(self) -> str:
-        options = self.options
-        solver = options.solver if isinstance(options.solver, str) else options.solver.name
-        return (
-            f"rekindle.plan(model, args, kwargs, budget={self.budget_bytes}, solver={solver!r}, "
-            f"time_limit_s={options.time_limit_s:g}, seed={options.seed}, "
-            f"profile={options.profile!r})"
-        )
-
 
 Planner = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Plan | None], Plan]
 
@@ -371,7 +375,9 @@ def make_plan(
     first: Plan | None = None,
 ) -> Plan:
     """A plan for one call; `first` is the plan of the same managed module's first call."""
-    return Plan(*plan_call(options, model, args, kwargs, None if first is None else first.record))
+    with planning_shown():
+        record = None if first is None else first.record
+        return Plan(*plan_call(options, model, args, kwargs, record))
 
 
 def manage_plan(
@@ -392,6 +398,9 @@ def manage_plan(
         raise ValueError(f"max_plans is {max_plans}; expected 1 or more")
     if first is None and (options.budget, options.device_budget, options.schedule) == (None,) * 3:
         raise TypeError(NO_BUDGET)
+    check_options(options)
+    if first is not None:  # its costs are new; those of later plans may be kept ones
+        options = replace(options, remeasure=False)
     manager = Manager(
         options.on_miss,
         planner or functools.partial(make_plan, options),

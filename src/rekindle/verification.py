@@ -14,6 +14,7 @@ from torch import nn
 
 from rekindle.capture.pytrees import path_names, split
 from rekindle.capture.random_streams import left_alone, reachable_generators
+from rekindle.plans.options import as_args
 from rekindle.predict import Prediction, StepMeasurement, measure_step
 
 
@@ -64,7 +65,7 @@ class Verdict:
 def verify(
     model: nn.Module,
     managed: nn.Module,
-    args: Sequence[Any] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     costs: bool = False,
@@ -72,7 +73,7 @@ def verify(
     """Runs one step of both models from the same state and compares outputs, gradients, buffers and
     random number generators bitwise. `costs=True` also predicts and measures the peak and time of a
     managed step."""
-    kwargs = dict(kwargs or {})
+    args, kwargs = as_args(args), dict(kwargs or {})
     first = _step(model, args, kwargs)
     second = _step(managed, args, kwargs)
     # Of both: a gradient that only one of them has is a difference too.
@@ -84,7 +85,7 @@ def verify(
             for name in names
         ),
         predicted=managed.plan.predict() if costs else None,
-        measured=measure_step(managed, tuple(args), kwargs) if costs else None,
+        measured=measure_step(managed, args, kwargs) if costs else None,
     )
 
 
@@ -97,9 +98,13 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
             leaf.grad = None  # a gradient that is there would be added to: other last bits
         out = model(*args, **kwargs)
         tensors, _ = split(out)
-        for name, tensor in zip(path_names(out, "output"), tensors, strict=True):
-            found[name] = tensor.detach().clone()  # before the backward can write over it
-        _backward(out, tensors)
+        names = path_names(out, "output")
+        found |= {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}
+        roots = _roots(out, tensors)
+        # As the plan takes the caller to do: what is compared has been copied.
+        if getattr(getattr(model, "plan", None), "hold_outputs", True) is False:
+            del out, tensors
+        _backward(roots)
         for name, parameter in model.named_parameters():
             found[f"gradient of {name}"] = _copied(parameter.grad)
         for name, tensor in zip(path_names((tuple(args), kwargs), "args"), inputs, strict=True):
@@ -112,13 +117,15 @@ def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
     return found
 
 
-def _backward(out: Any, tensors: Sequence[torch.Tensor]) -> None:
+def _roots(out: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the backward starts from: the loss, where the outputs tell which it is, or all."""
     able = [t for t in tensors if t.requires_grad]
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-    # As a trainer would: from the loss, if the model returns one, under its usual name or as the
-    # first number; else from all outputs.
-    losses: list[Any] = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
-    roots = losses or able
+    losses = [t for t in able if t is named] or [t for t in able if t.dim() == 0][:1]
+    return losses or able
+
+
+def _backward(roots: Sequence[torch.Tensor]) -> None:
     if not roots:
         return
     # Both models get the same gradients, from a generator of their own: the global generator is

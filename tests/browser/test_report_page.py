@@ -296,3 +296,21 @@ def test_nothing_at_all_is_a_page_too(opened):
 
     page = opened(account(Problem((), ()), keep_all(Problem((), ()))))
     assert "nothing runs" in page.text("#alive")
+
+
+def test_d11_the_axis_of_memory_has_enough_ticks(browser, plan, tmp_path):
+    path = tmp_path / "page.html"
+    write_page(plan, path)
+    context = browser.new_context(**DESKTOP)
+    page = context.new_page()
+    page.add_init_script(
+        """window.written = new Set(); const own = CanvasRenderingContext2D.prototype;
+        const draw = own.fillText;
+        own.fillText = function (t, ...at) {
+            window.written.add(t); return draw.call(this, t, ...at); };"""
+    )
+    page.goto(path.as_uri())
+    written = page.evaluate("[...window.written]")
+    ticks = [text for text in written if re.fullmatch(r"[\d.]+ [KMG]?i?B", text)]
+    context.close()
+    assert 4 <= len(ticks) <= 8, written

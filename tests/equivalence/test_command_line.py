@@ -123,7 +123,7 @@ def test_what_cannot_be_done_has_its_exit_code(models: Path, capsys) -> None:
     assert code == 2
     assert "nonzero" in err or "index" in err
     assert "models.py" in err
-    code, _, err = run(capsys, "plan", f"{models}:small", "--budget", "100", "--time-limit", "3")
+    code, _, err = run(capsys, "plan", f"{models}:small", "--budget", "100B", "--time-limit", "3")
     assert code == 3
     assert any(character.isdigit() for character in err)
     for name in ("nothing_here", f"{models}:absent", "no.such.module:f"):

@@ -489,7 +489,7 @@ def test_a_budget_is_kept(device: torch.device) -> None:
 def test_a_budget_nobody_can_reach_names_the_smallest_peak(device: torch.device) -> None:
     example = small(device)
     with pytest.raises(BudgetInfeasible) as refusal:
-        rekindle.rematerialize(example.model, *example.inputs(0), budget=64, time_limit_s=5)
+        rekindle.rematerialize(example.model, *example.inputs(0), budget="64B", time_limit_s=5)
     assert refusal.value.smallest_peak_bytes is not None
     assert refusal.value.smallest_peak_bytes > 64
     assert f"{refusal.value.smallest_peak_bytes}" in str(refusal.value).replace(",", "")

@@ -51,8 +51,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 SAID = re.compile(
-    r"^search interrupted: using the best schedule so far, overhead [+]\d+\.\d %; press Ctrl-C "
-    r"again to stop$",
+    r"^interrupted; best so far [+]\d+\.\d %, press Ctrl-C again to stop$",
     re.MULTILINE,
 )
 

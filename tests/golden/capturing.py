@@ -29,7 +29,8 @@ SEARCH = FastSA(num_moves=20_000, num_seeds=1)
 DEVICE = "cpu"  # the shipped description that costs are estimated for
 READABLE = ("mlp/0.6", "encoder/0.6")  # whose code is kept as text
 FUSED = ("encoder", "language", "convolutions", "gpt2", "t5")
-_VOLATILE = ("rekindle", "torch")  # of a plan file: the releases
+# Of a plan file: the releases, and what reports say about how the plan was made.
+_VOLATILE = ("rekindle", "torch", "made_by", "inputs", "residents", "device_bytes")
 
 
 def plans() -> dict[str, dict[str, Any]]:

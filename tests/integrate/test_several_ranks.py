@@ -84,8 +84,8 @@ def test_one_plan_and_the_smallest_budget(results: Results) -> None:
 
 def test_an_error_of_one_rank_is_raised_by_all(results: Results) -> None:
     one, two = of(results, "one_plan")
-    assert one["out of reach"].startswith("BudgetInfeasible: infeasible within 100 bytes")
-    assert two["out of reach"].startswith("BudgetInfeasible: rank 0: infeasible within 100 bytes")
+    assert one["out of reach"].startswith("BudgetInfeasible: 100 B cannot be met")
+    assert two["out of reach"].startswith("BudgetInfeasible: rank 0: 100 B cannot be met")
     assert one["other model"].startswith("PlanMismatch: rank 1: the plan was made for another")
     assert two["other model"].startswith("PlanMismatch: the plan was made for another graph")
     assert one["bad budget"].startswith("RekindleError: rank 1: InvalidBudget")

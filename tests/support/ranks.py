@@ -196,7 +196,7 @@ def one_plan(rank: int) -> dict[str, Any]:
             planned(blocks(), rank, budget=None, device_budget=f"{180 - 10 * rank}KB", headroom=0)
         ),
         "measured": facts(planned(blocks(), rank, profile="measure", cache=False)),
-        "out of reach": outcome(lambda: planned(blocks(), rank, budget=10**6 if rank else 100)),
+        "out of reach": outcome(lambda: planned(blocks(), rank, budget=10**6 if rank else "100B")),
         "other model": outcome(lambda: planned(blocks(5 + rank), rank)),
         "bad budget": outcome(lambda: planned(blocks(), rank, budget="eight" if rank else 0.9)),
         "two kinds": outcome(lambda: planned(blocks(), rank, budget=10**6 if rank else 0.9)),

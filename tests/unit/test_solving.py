@@ -69,9 +69,10 @@ def test_a_budget_that_is_met_is_solved_once() -> None:
     solver = Recorder("no improvement")
     predictor: Any = Generous(problem)
     budget = 2 * simulate(problem, keep_all(problem)).peak
-    solution, kept = choose(Options(solver=solver, cache=False), predictor, budget)
-    assert solution.schedule is not None
-    assert not kept
+    choice = choose(Options(solver=solver, cache=False), predictor, budget)
+    assert choice.solution.schedule is not None
+    assert not choice.kept
+    assert choice.budget_bytes == budget
     assert solver.budgets == [budget]
 
 
@@ -89,12 +90,9 @@ def test_an_interrupt_is_told_with_the_best_so_far(caplog: pytest.LogCaptureFixt
     problem = chain(6)
     predictor: Any = Generous(problem)
     budget = 2 * simulate(problem, keep_all(problem)).peak
-    solution, _ = choose(Options(solver=Recorder("interrupt"), cache=False), predictor, budget)
-    assert solution.schedule == keep_all(problem)
-    assert caplog.messages == [
-        "search interrupted: using the best schedule so far, overhead +0.0 %; press Ctrl-C "
-        "again to stop"
-    ]
+    choice = choose(Options(solver=Recorder("interrupt"), cache=False), predictor, budget)
+    assert choice.solution.schedule == keep_all(problem)
+    assert caplog.messages == ["interrupted; best so far +0.0 %, press Ctrl-C again to stop"]
 
 
 @dataclass(frozen=True)
@@ -107,14 +105,15 @@ class NeverEnough(Generous):
         return self.budget + 1
 
 
-def test_each_further_try_begins_with_the_one_before_and_has_half_its_time() -> None:
+def test_d3_all_tries_together_have_the_time_that_was_given() -> None:
+    """Each begins with the schedule of the one before."""
     problem = chain(6)
     solver = Recorder("time limit")
     budget = 2 * simulate(problem, keep_all(problem)).peak
     predictor: Any = NeverEnough(problem, budget)
     with pytest.raises(BudgetInfeasible):
         choose(Options(solver=solver, time_limit_s=8.0, cache=False), predictor, budget)
-    assert solver.limits_s == [8.0, 4.0, 2.0, 1.0]
+    assert solver.limits_s == [6.0, 1.0, 0.5, 0.5]
     assert solver.budgets == sorted(set(solver.budgets), reverse=True)
     assert solver.warm_starts == [None, *[keep_all(problem)] * 3]
 
@@ -126,7 +125,7 @@ def test_a_second_try_costs_little(share: float) -> None:
     predictor: Any = Generous(problem)
     base = simulate(problem, keep_all(problem))
     budget = int(share * base.peak)
-    found, _ = choose(Options(time_limit_s=1.0, cache=False), predictor, budget)
+    found = choose(Options(time_limit_s=1.0, cache=False), predictor, budget).solution
     assert found.schedule is not None
     assert predictor.peak_bytes(found.schedule) <= budget
     directly = run_solver(find_solver("auto"), problem, int(budget / 1.05), time_limit_s=4.0)

@@ -19,10 +19,14 @@ MAX_STEPS = 1000
 
 BUDGET_HELP = (
     "a whole number of bytes, a size with a unit (8GiB, 8GB), or a fraction of the keep-all peak, "
-    "written with a point (0.5)"
+    'written with a point (0.5), or "min": the smallest that is found'
 )
 TIME_LIMIT_HELP = "seconds for the solver (default 60)"
 SEED_HELP = "seed of the solver (default 0)"
+GAP_HELP = (
+    "end the search where the cost is proven to be within this share of the optimum (default "
+    "0.001: 0.1 %%)"
+)
 JSON_HELP = "print one JSON object"
 QUIET_HELP = "no progress on stderr"
 
@@ -50,6 +54,18 @@ def seconds(text: str) -> float:
     # `nan` fails every comparison, so it is refused here together with "inf" and "-1".
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
+    return value
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a share from 0 up to 1; 0.001 is 0.1 %"
+        )
     return value
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from rekindle.cli import printing
 from rekindle.cli.arguments import JSON_HELP, check_writable, steps
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import show_progress
 from rekindle.core import Problem, Solution, Trace, keep_all, parse_budget, simulate
 from rekindle.core.generate import transformer
+from rekindle.planning_progress import shown_on_stderr
 from rekindle.solve import default_solver, run_solver
 from rekindle.solve.min_budget import min_budget
 
@@ -52,7 +52,7 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
         return run_training(arguments.steps, arguments.output, as_json=arguments.json)
     problem = transformer(6, batch=8, sequence=512, width=256, vocabulary=4096)
     base = simulate(problem, keep_all(problem))
-    with show_progress(problem, quiet=arguments.json):
+    with shown_on_stderr(problem, quiet=arguments.json):
         records, smallest = _trade_off(problem, base)
     if arguments.json:
         printing.print_json(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from rekindle.cli import demo, models, problems, profile_options, reports
+from rekindle.cli import checks, demo, models, problems, profile_options, reports
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.errors import BudgetInfeasible, RekindleError
 
-GROUPS = (models, problems, reports, profile_options, demo)
+GROUPS = (models, problems, checks, reports, profile_options, demo)
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         arguments = build_parser().parse_args(argv)
+        arguments.argv = sys.argv[1:] if argv is None else list(argv)
         code = arguments.run(arguments)
         sys.stdout.flush()
     except BudgetInfeasible as error:

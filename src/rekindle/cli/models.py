@@ -16,12 +16,14 @@ from typing import Any
 from rekindle.cli import printing
 from rekindle.cli.arguments import (
     BUDGET_HELP,
+    GAP_HELP,
     JSON_HELP,
     QUIET_HELP,
     add_save_and_recompute,
     ranks,
     seconds,
     seed,
+    share,
 )
 from rekindle.cli.exit_codes import ExitCode
 from rekindle.cli.profile_options import (
@@ -30,12 +32,12 @@ from rekindle.cli.profile_options import (
     options_of,
     profile_lines,
     profile_record,
-    show_profiling,
 )
-from rekindle.cli.progress import show_progress
-from rekindle.core import Problem, keep_all, write_problem
+from rekindle.core import keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
-from rekindle.plans.options import DEFAULTS
+from rekindle.planning_progress import shown_on_stderr
+from rekindle.plans.options import DEFAULTS, as_args
+from rekindle.plans.plan_account import command
 from rekindle.report import verdict
 
 FACTORY_HELP = "MODULE:FACTORY or FILE.py:FACTORY; FACTORY() -> (model, args, kwargs)"
@@ -85,7 +87,7 @@ def add_commands(commands: Any) -> None:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="neither read nor write solutions cached on disk",
+        help="neither read nor write costs and solutions cached on disk",
     )
     add_budget_options(plan)
     add_save_and_recompute(plan)
@@ -119,30 +121,46 @@ def _search(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=DEFAULTS.time_limit_s,
         metavar="S",
-        help=f"seconds for the solver (default {DEFAULTS.time_limit_s:g})",
+        help=f"seconds for all searches together (default {DEFAULTS.time_limit_s:g})",
+    )
+    parser.add_argument(
+        "--gap",
+        type=share,
+        default=DEFAULTS.gap,
+        metavar="G",
+        help=GAP_HELP,
+    )
+    parser.add_argument(
+        "--best-effort",
+        action="store_true",
+        help="where the budget cannot be met, take the smallest peak found and say so",
     )
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
-    parser.add_argument(
-        "--outputs-dropped",
-        dest="hold_outputs",
-        action="store_false",
-        help="assume that the caller drops all outputs but the loss before the backward",
-    )
+    for name, help_text in (
+        (
+            "--no-hold-outputs",
+            "assume that the caller drops all outputs but the loss before the backward",
+        ),
+        ("--outputs-dropped", argparse.SUPPRESS),  # as it was called in 0.1
+    ):
+        parser.add_argument(name, dest="hold_outputs", action="store_false", help=help_text)
     add_profile_options(parser)
 
 
 def run_capture(arguments: argparse.Namespace) -> ExitCode:
     """Captures and profiles a model; writes its problem."""
+    from rekindle.pipeline import check_options
     from rekindle.plan_object import make_plan
 
+    # A given schedule instead of a budget: everything but solving is done.
+    options = options_of(arguments, schedule=keep_all)
+    check_options(options)
     model, args, kwargs = load_sample(arguments.factory)
-    with show_profiling(quiet=arguments.quiet or arguments.json) as listener:
-        # A given schedule instead of a budget: everything but solving is done.
-        options = options_of(arguments, schedule=keep_all, on_progress=listener)
+    with shown_on_stderr(quiet=arguments.quiet or arguments.json):
         found = make_plan(options, model, args, kwargs)
     write_problem(arguments.output, found.problem)
     record = {
@@ -166,16 +184,18 @@ def run_capture(arguments: argparse.Namespace) -> ExitCode:
 
 def run_plan(arguments: argparse.Namespace) -> ExitCode:
     """Plans a model within a budget; writes the plan, if a path was given."""
+    from rekindle.pipeline import check_options
     from rekindle.plan_object import make_plan
 
     if arguments.budget is None and arguments.device_budget is None:
         raise RekindleError(
             "no budget was given; give --budget (for a step) or --device-budget (for the device)"
         )
+    options = options_of(arguments)
+    check_options(options)
     model, args, kwargs = load_sample(arguments.factory)
-    quiet = arguments.quiet or arguments.json
-    with show_profiling(quiet=quiet) as listener, show_solving(quiet):
-        found = make_plan(options_of(arguments, on_progress=listener), model, args, kwargs)
+    with shown_on_stderr(quiet=arguments.quiet or arguments.json):
+        found = make_plan(options, model, args, kwargs).made_by(command(arguments.argv))
     if arguments.output:  # first of all: an interrupt of what follows must not lose the plan
         found.save(arguments.output)
     account = found.account()
@@ -229,16 +249,18 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
 
 def run_verify(arguments: argparse.Namespace) -> ExitCode:
     """Compares one step of a managed model with the original."""
+    from rekindle.pipeline import check_options
     from rekindle.plan_object import Plan, make_plan, manage_plan
     from rekindle.verification import verify
 
+    # on_miss="raise" in both: a call that runs eagerly would compare eager with itself
+    options = options_of(arguments, on_miss="raise")
+    check_options(options)
     model, args, kwargs = load_sample(arguments.factory)
-    quiet = arguments.quiet or arguments.json
     if arguments.plan is not None:
         managed = Plan.load(arguments.plan).apply(model, args, kwargs, on_miss="raise")
-    else:  # on_miss="raise" in both: a call that runs eagerly would compare eager with itself
-        with show_profiling(quiet=quiet) as listener, show_solving(quiet):
-            options = options_of(arguments, on_progress=listener, on_miss="raise")
+    else:
+        with shown_on_stderr(quiet=arguments.quiet or arguments.json):
             plan = make_plan(options, model, args, kwargs)
             managed = manage_plan(options, plan, model, args, kwargs)
     answer = verify(model, managed, args, kwargs, costs=True)
@@ -270,12 +292,6 @@ def bucket_bytes(model: Any) -> int:
     return residents_of(model, ranks=2).buckets_bytes
 
 
-def show_solving(quiet: bool) -> Any:
-    """Progress of solvers, in the units of a captured problem."""
-    # The problem does not exist yet; progress needs only its units, ns and bytes, the defaults.
-    return show_progress(Problem((), ()), quiet=quiet)
-
-
 def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Imports the factory and calls it."""
     from torch import nn
@@ -290,12 +306,12 @@ def load_sample(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         )
     args = parts[1] if len(parts) > 1 else ()
     kwargs = parts[2] if len(parts) > 2 else {}
-    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
+    if not isinstance(kwargs, dict):
         raise FileError(
-            f"{name} returned args as a {type(args).__name__} and kwargs as a "
-            f"{type(kwargs).__name__}; expected a tuple and a dict"
+            f"{name} returned kwargs as a {type(kwargs).__name__}; expected (model, args, kwargs) "
+            "with a dict at the end"
         )
-    return parts[0], tuple(args), dict(kwargs)
+    return parts[0], as_args(args), dict(kwargs)
 
 
 def _factory(name: str) -> Callable[[], Any]:

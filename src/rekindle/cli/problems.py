@@ -1,15 +1,17 @@
-"""`solve`, `pareto`, `check` and `solvers`: the commands that need no model and no torch.
+"""`solve` and `pareto`: the commands that search, and need no model and no torch.
 
 They read problem files, plan files and schedule files. Sizes and costs are printed in the units of
 the problem; JSON records have the plain integers and name the units beside them.
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from rekindle.cli import printing
 from rekindle.cli.arguments import (
     BUDGET_HELP,
+    GAP_HELP,
     JSON_HELP,
     QUIET_HELP,
     SEED_HELP,
@@ -19,21 +21,20 @@ from rekindle.cli.arguments import (
     points,
     seconds,
     seed,
+    share,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import show_progress
 from rekindle.cli.transfer_options import (
     add_transfer_options,
     improved,
     solver_seconds,
-    step_name,
     transfer_lines,
     transfer_record,
     with_link,
 )
 from rekindle.core import (
+    MIN_BUDGET,
     Problem,
-    Schedule,
     Solution,
     Status,
     Trace,
@@ -41,24 +42,24 @@ from rekindle.core import (
     keep_all,
     parse_budget,
     read_problem,
-    read_schedule,
     simulate,
     write_schedule,
 )
 from rekindle.core.disk import read_json
 from rekindle.core.files import problem_from_record
-from rekindle.errors import InvalidSchedule
+from rekindle.planning_progress import shown_on_stderr
 from rekindle.plans.plan_files import FORMAT as PLAN_FORMAT
 from rekindle.report import Facts, account, verdict
-from rekindle.solve import SOLVERS, default_solver, find_solver
-from rekindle.solve.base import unavailable
+from rekindle.solve import default_solver, find_solver
 from rekindle.solve.constraints import (
     Constraints,
     constrained_min_budget,
     parse_constraints,
     run_constrained,
 )
+from rekindle.solve.deadline import TimeLeft
 from rekindle.solve.pareto import pareto
+from rekindle.solve.registry import with_gap
 
 # Time for the smallest peak that is printed where the budget is infeasible. It comes on top of the
 # solver's own limit, which is used up by then.
@@ -79,6 +80,7 @@ def add_commands(commands: Any) -> None:
     solve.add_argument(
         "--time-limit", type=seconds, default=60.0, metavar="S", help=TIME_LIMIT_HELP
     )
+    solve.add_argument("--gap", type=share, metavar="G", help=GAP_HELP)
     solve.add_argument("--seed", type=seed, default=0, metavar="N", help=SEED_HELP)
     solve.add_argument("-o", "--output", metavar="SCHEDULE.json", help="write the schedule to")
     add_save_and_recompute(solve)
@@ -104,35 +106,12 @@ def add_commands(commands: Any) -> None:
     curve.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
     curve.set_defaults(run=run_pareto)
 
-    check = commands.add_parser(
-        "check",
-        help="check and simulate a schedule",
-        description="Checks that a schedule can be executed and simulates its peak and cost. Exit "
-        "code 1 if it cannot be executed or its peak is above the budget.",
-        allow_abbrev=False,
-    )
-    check.add_argument("problem", metavar="PROBLEM.json")
-    check.add_argument("schedule", metavar="SCHEDULE.json")
-    check.add_argument("--budget", metavar="B", help=BUDGET_HELP)
-    add_transfer_options(check)
-    check.add_argument("--json", action="store_true", help=JSON_HELP)
-    check.set_defaults(run=run_check)
-
-    solvers = commands.add_parser(
-        "solvers",
-        help="list the solvers, in order of preference",
-        description="Lists the solvers in order of preference, and what to install for each.",
-        allow_abbrev=False,
-    )
-    solvers.add_argument("--json", action="store_true", help=JSON_HELP)
-    solvers.set_defaults(run=run_solvers)
-
 
 def run_pareto(arguments: argparse.Namespace) -> ExitCode:
     """Prints the trade-off between peak and cost."""
     problem = problem_of_record(read_json(arguments.problem), arguments.problem)
     base = simulate(problem, keep_all(problem))
-    with show_progress(problem, quiet=arguments.quiet or arguments.json):
+    with shown_on_stderr(problem, quiet=arguments.quiet or arguments.json):
         curve = pareto(
             problem,
             num_points=arguments.points,
@@ -188,21 +167,32 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
     """Solves a problem within a budget; writes the schedule, if a path was given."""
     problem = with_link(read_problem(arguments.problem), arguments)
     base = simulate(problem, keep_all(problem))
-    budget = parse_budget(arguments.budget, base.peak)
+    wants_smallest = arguments.budget == MIN_BUDGET
+    budget = 0 if wants_smallest else parse_budget(arguments.budget, base.peak)
     solver = find_solver(arguments.solver) if arguments.solver else default_solver(problem)
+    if arguments.gap is not None:
+        solver = with_gap(solver, arguments.gap)
     # Everything that can be wrong with the arguments is checked before minutes of solving.
     if arguments.output is not None:
         check_writable(arguments.output)
     constraints = parse_constraints(arguments.save, arguments.recompute)
-    with show_progress(problem, quiet=arguments.quiet):
+    with shown_on_stderr(problem, quiet=arguments.quiet):
+        left = TimeLeft(solver_seconds(problem, arguments))
+        smallest = None
+        if wants_smallest:
+            smallest = constrained_min_budget(problem, constraints, left() / 2)
+            budget = simulate(problem, smallest).peak
         solution = run_constrained(
             solver,
             problem,
             budget,
             constraints,
-            time_limit_s=solver_seconds(problem, arguments),
+            time_limit_s=left(),
             seed=arguments.seed,
+            warm_start=smallest,
         )
+        if smallest is not None and solution.schedule is None:  # not every solver starts from it
+            solution = replace(solution, status=Status.FEASIBLE, schedule=smallest, smallest=None)
         solution = improved(solver, problem, budget, solution, constraints, arguments)
     record = _solve_record(problem, budget, base, solution)
     if solution.schedule is not None:
@@ -212,8 +202,7 @@ def run_solve(arguments: argparse.Namespace) -> ExitCode:
             )
     # After an error nothing is known about the problem, so no smallest peak is searched.
     elif solution.status is not Status.ERROR:
-        smallest = _smallest(problem, solution, arguments.time_limit, constraints)
-        record["smallest_peak"] = smallest
+        record["smallest_peak"] = _smallest(problem, solution, arguments.time_limit, constraints)
     if arguments.json:
         printing.print_json(record)
     else:
@@ -321,98 +310,3 @@ def percent_of(amount: int, whole: int) -> str:
 
 def _ended(solution: Solution) -> str:
     return f", ended by {solution.stopped_by}" if solution.stopped_by else ""
-
-
-def run_check(arguments: argparse.Namespace) -> ExitCode:
-    """Simulates a schedule; says if it is valid and within the budget."""
-    problem = with_link(read_problem(arguments.problem), arguments)
-    schedule = read_schedule(arguments.schedule, problem)
-    base = simulate(problem, keep_all(problem))
-    budget = None if arguments.budget is None else parse_budget(arguments.budget, base.peak)
-    record: dict[str, Any] = {
-        "problem": problem.name,
-        "valid": True,
-        "message": "",
-        "budget": budget,
-        "within_budget": None,
-        "peak": None,
-        "peak_step": None,
-        "cost": None,
-        "overhead": None,
-        "num_recomputed": None,
-        "num_steps": len(schedule),
-        "keep_all_peak": base.peak,
-        "keep_all_cost": base.cost,
-        "size_unit": problem.size_unit,
-        "cost_unit": problem.cost_unit,
-    }
-    # An invalid schedule is the answer of `check`, not an error: it has exit code 1 and a record.
-    try:
-        trace = simulate(problem, schedule)
-    except InvalidSchedule as error:
-        record |= {"valid": False, "message": str(error)}
-    else:
-        record |= {
-            "within_budget": None if budget is None else trace.peak <= budget,
-            "peak": trace.peak,
-            "peak_step": trace.peak_step,
-            "cost": trace.cost,
-            "overhead": printing.overhead(trace.cost, base.cost),
-            "num_recomputed": trace.num_recomputed,
-            **transfer_record(problem, schedule, trace),
-        }
-    if arguments.json:
-        printing.print_json(record)
-    else:
-        print(_check_text(problem, schedule, record))
-    good = record["valid"] and record["within_budget"] is not False
-    return ExitCode.DONE if good else ExitCode.CHECK_FAILED
-
-
-def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) -> str:
-    if not record["valid"]:
-        return f"invalid   {record['message']}"
-    peak = record["peak"]
-    where = ""
-    if record["peak_step"] >= 0:  # -1: the schedule is empty
-        step = record["peak_step"]
-        where = f", first at step {step} ({step_name(problem, schedule, step)})"
-    lines = [
-        f"valid     {record['num_steps']} steps, {record['num_recomputed']} ops recomputed",
-        f"peak      {printing.size(problem, peak)} "
-        f"({peak}, {percent_of(peak, record['keep_all_peak'])} of keep-all{where})",
-        f"cost      {printing.cost(problem, record['cost'])} ({100 * record['overhead']:+.2f} %)",
-        *transfer_lines(problem, record),
-    ]
-    if record["budget"] is not None:
-        verdict = "within" if record["within_budget"] else "over"
-        lines.append(f"budget    {verdict} {record['budget']}")
-    return "\n".join(lines)
-
-
-def run_solvers(arguments: argparse.Namespace) -> ExitCode:
-    """Lists the solvers, and what to install for those that are missing."""
-    records = [
-        {
-            "name": solver.name,
-            "exact": solver.exact,
-            # Probed without importing: solver libraries are slow to load.
-            "available": (reason := unavailable(solver)) is None,
-            "requires": list(solver.requires),
-            "message": reason or "",
-        }
-        for solver in SOLVERS
-    ]
-    if arguments.json:
-        printing.print_json({"solvers": records})
-        return ExitCode.DONE
-    rows = [
-        (
-            str(record["name"]),
-            "exact" if record["exact"] else "heuristic",
-            "available" if record["available"] else str(record["message"]),
-        )
-        for record in records
-    ]
-    print(printing.table(("solver", "kind", "state"), rows, left=3))
-    return ExitCode.DONE

@@ -1,13 +1,10 @@
-"""`cache`, and what the commands that profile share: their options and the progress of profiling.
+"""`cache`, and what the commands that profile share: their options.
 
 The options of a command are stored under the names of the fields of `Options`, so that `options_of`
 needs no list of its own.
 """
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,6 @@ from rekindle.plans.options import DEFAULTS, Options
 
 if TYPE_CHECKING:  # torch takes seconds to import: only commands that need it do
     from rekindle.plan_object import Plan
-    from rekindle.profile import ProfileListener, ProfileProgress
 
 
 def add_commands(commands: Any) -> None:
@@ -59,6 +55,11 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="estimate for another device: a100, h100, h200, rtx4090, cpu, or a FILE.toml of your "
         "own",
+    )
+    group.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure all costs anew and replace the cached ones, as after a busy hour",
     )
 
 
@@ -180,53 +181,3 @@ def run_clear(arguments: argparse.Namespace) -> int:
             "solutions removed"
         )
     return ExitCode.DONE
-
-
-@contextmanager
-def show_profiling(*, quiet: bool = False) -> "Iterator[ProfileListener | None]":
-    """A listener for `on_progress`: a bar on a terminal, plain lines elsewhere, all on stderr."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty():
-        with _bar() as listener:
-            yield listener
-    else:
-        yield _plain
-
-
-@contextmanager
-def _bar() -> "Iterator[ProfileListener]":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("measuring ops"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[clock]}  {task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None, clock="")
-
-        def listener(seen: "ProfileProgress") -> None:
-            # `max`: the expected time is an estimate and may be exceeded.
-            progress.update(
-                task,
-                total=seen.num_total,
-                completed=seen.num_done,
-                description=seen.op,
-                clock=f"{seen.elapsed_s:.0f} s of about {max(seen.expected_s, seen.elapsed_s):.0f}",
-            )
-
-        yield listener
-
-
-def _plain(seen: "ProfileProgress") -> None:
-    # First and last line only: a line per op would flood a log file.
-    if seen.num_done == 0:
-        text = f"measuring {seen.num_total} distinct ops, about {seen.expected_s:.0f} s"
-    elif seen.num_done == seen.num_total:
-        text = f"measured {seen.num_total} distinct ops in {seen.elapsed_s:.1f} s"
-    else:
-        return
-    print(text, file=sys.stderr, flush=True)

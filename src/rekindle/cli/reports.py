@@ -5,7 +5,6 @@ keep-all schedule.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from rekindle.cli.arguments import (
     seconds,
 )
 from rekindle.cli.exit_codes import ExitCode
-from rekindle.cli.progress import show_progress
 from rekindle.core import keep_all, parse_budget, simulate
 from rekindle.core.disk import read_json, write_bytes, write_json
 from rekindle.core.files import problem_from_record, schedule_from_record
 from rekindle.errors import RekindleError
+from rekindle.planning_progress import shown_on_stderr
 from rekindle.plans.plan_account import (
     CURVE_LIMIT_S,
     account_of,
@@ -148,7 +147,7 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
             )
         found = _measured(found, plan, arguments)
     if not arguments.no_curve:
-        with show_progress(found.problem, quiet=arguments.quiet or arguments.json):
+        with shown_on_stderr(found.problem, quiet=arguments.quiet or arguments.json):
             curve = pareto(
                 found.problem, num_points=arguments.points, time_limit_s=arguments.time_limit
             )
@@ -205,7 +204,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
 def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
     """The account of a plan file, and its record; or of a problem and a schedule, and None."""
     record = read_json(arguments.input)
-    commands = [command(sys.argv[1:])]  # shown in the report: the command that makes it
+    commands = [command(arguments.argv)]  # shown in the report: how to make it again
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError(

@@ -3,7 +3,7 @@
 No torch and no solver library in here.
 """
 
-from rekindle.core.budget import is_fraction, parse_budget, parse_rate
+from rekindle.core.budget import MIN_BUDGET, is_fraction, parse_budget, parse_rate
 from rekindle.core.check import check_problem, check_schedule
 from rekindle.core.files import (
     problem_hash,
@@ -18,6 +18,7 @@ from rekindle.core.simulate import Copy, Lanes, Trace, copies, simulate
 from rekindle.core.solution import Solution, Status, gap_sentence
 
 __all__ = [
+    "MIN_BUDGET",
     "Copy",
     "HostLink",
     "Lanes",

@@ -10,6 +10,8 @@ from fractions import Fraction
 
 from rekindle.errors import InvalidBudget, brief
 
+MIN_BUDGET = "min"  # the smallest budget that is found feasible; known only after a search
+
 UNITS = {
     "b": 1,
     "kb": 10**3,
@@ -22,6 +24,8 @@ UNITS = {
     "tib": 2**40,
 }
 _PATTERN = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]*)\s*")
+_MISTAKE = re.compile(r"\s*(\d+\.?\d*)\s*(%|[A-Za-z]*)\s*")  # a share, or another unit
+_TINY = 1024
 _LIMIT = 2**62  # as of sizes: a budget above them all would only overflow
 
 
@@ -86,9 +90,44 @@ def _fraction(value: Fraction, budget: object, keep_all_peak: int) -> int:
     return math.floor(value * keep_all_peak)
 
 
+def refuse_tiny(name: str, amount: object) -> None:
+    """Raises InvalidBudget for a number of bytes that can only be meant in another unit: no step
+    of a model is below a KiB. With the unit written out ("8B") it is taken as it is."""
+    if isinstance(amount, str):
+        amount = int(amount) if amount.isascii() and amount.isdigit() and len(amount) < 5 else None
+    if isinstance(amount, int) and not isinstance(amount, bool) and 0 < amount < _TINY:
+        other = " or 1.0, all of it" if amount == 1 else ""
+        raise InvalidBudget(
+            f'{name} {amount} is {amount} bytes; did you mean "{amount}GiB"{other}? Bytes below '
+            f'{_TINY} are written "{amount}B"'
+        )
+
+
+def budget_of_bytes(num_bytes: int) -> int | str:
+    """A number of bytes as an option that is taken as it is, however small."""
+    return num_bytes if num_bytes >= _TINY else f"{num_bytes}B"
+
+
 def _bad(budget: object) -> InvalidBudget:
+    near = _nearest(budget)
     return InvalidBudget(
         f"budget {brief(budget)!r} is not understood: give bytes as a whole number above 0, a "
         'size with a unit such as "8GiB" or "8GB", or a fraction of the keep-all peak with a '
-        "point, above 0.0 and at most 1.0"
+        f"point, above 0.0 and at most 1.0{f'; did you mean {near}?' if near else ''}"
     )
+
+
+def _nearest(budget: object) -> str:
+    """What was probably meant, as it is written; or nothing."""
+    text = str(budget) if isinstance(budget, (str, float)) else ""
+    match = _MISTAKE.fullmatch(text) if len(text) <= 64 and text.isascii() else None
+    if match is None:
+        return ""
+    number, unit = match.groups()
+    if unit == "%":
+        share = float(number) / 100
+        return f"{share:g}" if 0 < share < 1 else ""
+    if unit:
+        first = unit[0].upper()
+        return f'"{number}{first}iB"' if first in "KMGT" and float(number) > 0 else ""
+    return f'"{number}GiB"' if float(number) > 1 else ""

@@ -53,5 +53,7 @@ class Solution:
     bound: int | None = None  # proven lower bound on the cost of any schedule within the budget
     message: str = ""  # one sentence on top of the status: why, or what to try
     smallest: Schedule | None = None  # where the budget was not met: the smallest peak found
-    stopped_by: str = ""  # "proof", "time limit", "move limit", "no improvement", "interrupt", ""
+    stopped_by: str = (
+        ""  # "proof", "gap", "time limit", "move limit", "no improvement", "interrupt"
+    )
     notes: tuple[str, ...] = ()  # which method found what, limits of the method

@@ -20,23 +20,24 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rekindle.core import is_fraction, parse_budget
+from rekindle.core import MIN_BUDGET, is_fraction, parse_budget
+from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import BudgetInfeasible, PlanMismatch, RekindleError
 from rekindle.pipeline import device_budget
 from rekindle.plan_object import Plan, make_plan, manage_plan
-from rekindle.plans.options import Options
+from rekindle.plans.options import Options, as_args
 from rekindle.plans.plan_files import plan_from_json, plan_to_json
 
 
 def rematerialize(
     model: nn.Module,
-    args: Sequence[Any] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     group: Any = None,
@@ -44,9 +45,13 @@ def rematerialize(
     **options: Any,
 ) -> nn.Module:
     """`rekindle.rematerialize` on every rank of the group, with the same plan on all of them."""
-    kwargs = kwargs or {}
-    ranks = dist.get_world_size(group) if several_ranks() else 1
-    given = Options(**{"ranks": ranks, **options})
+    args, kwargs = as_args(args), kwargs or {}
+    if several_ranks():
+        ranks = dist.get_world_size(group)
+        with _own_device(model):  # one rank may be given what it has to refuse
+            given = _on_every_rank(lambda: Options(**{"ranks": ranks, **options}), group)
+    else:
+        given = Options(**options)
     plan = shared_plan(given, model, args, kwargs, group=group)
     return manage_plan(plan.options, plan, model, args, kwargs, inplace=inplace)
 
@@ -92,10 +97,14 @@ def shared_plan(
     differs, as with batches padded to different lengths, makes its own plan for that budget."""
     if not several_ranks():
         return make_plan(options, model, args, kwargs)
-    device = next((t.device for t in model.parameters()), torch.device("cpu"))
-    # NCCL sends pickled objects through the current device: it must be this rank's own.
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with _own_device(model):
         return _shared_plan(options, model, args, kwargs, group, alone_if_unlike)
+
+
+def _own_device(model: nn.Module) -> Any:
+    """NCCL sends pickled objects through the current device: it must be this rank's own."""
+    device = next((t.device for t in model.parameters()), torch.device("cpu"))
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _shared_plan(
@@ -145,8 +154,9 @@ def _shared_plan(
         return make_plan(options, model, args, kwargs)
 
 
-# ("bytes", n) or ("fraction", f). A fraction is gathered as such: it is resolved against the
-# keep-all peak of the graph, which exists only after rank 0 has captured it.
+T = TypeVar("T")
+# ("bytes", n), ("fraction", f) or ("min", 0). A fraction is gathered as such: it is resolved
+# against the keep-all peak of the graph, which exists only after rank 0 has captured it.
 Wanted = tuple[str, int | float]
 
 
@@ -162,19 +172,25 @@ def _budget(
             "this rank was given no budget; give one (bytes, '8GiB', or a fraction such as 0.5) to "
             "every rank"
         )
+    if budget == MIN_BUDGET:
+        return MIN_BUDGET, 0
     if is_fraction(budget):
         parse_budget(budget, 1)  # raises InvalidBudget for a fraction out of range
         return "fraction", float(budget)
     return "bytes", parse_budget(budget, 1)
 
 
-def _smallest(wanted: Sequence[Wanted]) -> int | float:
+def _smallest(wanted: Sequence[Wanted]) -> str | int | float:
     kinds = {kind for kind, _ in wanted}
     if len(kinds) > 1:
         raise PlanMismatch(
-            "some ranks give a budget in bytes and some a fraction; give all of them the same kind"
+            'some ranks give a budget in bytes and some a fraction or "min"; give all of them the '
+            "same kind"
         )
-    return min(amount for _, amount in wanted)
+    if kinds == {MIN_BUDGET}:
+        return MIN_BUDGET
+    least = min(amount for _, amount in wanted)
+    return budget_of_bytes(int(least)) if kinds == {"bytes"} else least
 
 
 # ---- ranks that fail together
@@ -224,9 +240,9 @@ def _gather(make: Callable[[], Any], group: Any) -> list[Any]:
     return [value for value, _ in everyone]
 
 
-def _on_every_rank(make: Callable[[], Plan], group: Any) -> Plan:
+def _on_every_rank(make: Callable[[], T], group: Any) -> T:
     """The result of `make` on this rank; raises on all ranks if one fails."""
-    made: list[Plan] = []
+    made: list[T] = []
 
     def locally() -> None:
         made.append(make())

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rekindle.core import Problem, Schedule
+from rekindle.core import MIN_BUDGET, Problem, Schedule, parse_budget
+from rekindle.core.budget import refuse_tiny
+from rekindle.errors import InvalidBudget
 from rekindle.solve.base import Solver
 from rekindle.solve.constraints import Constraints, parse_constraints
+from rekindle.solve.registry import find_solver
 
 if TYPE_CHECKING:  # `rekindle solve` starts without torch
     import torch
@@ -21,6 +24,9 @@ ScheduleSource = Schedule | Callable[[Problem], Schedule]
 OnMiss = Literal["eager", "replan", "raise"]
 
 
+_ANY_PEAK = 2**40  # to check how a budget is written, before there is a peak to be a fraction of
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to make a plan and run it. A managed module keeps them for later plans."""
@@ -28,6 +34,7 @@ class Options:
     budget: Budget | None = None  # of one step
     solver: str | Solver = "auto"
     time_limit_s: float = 60.0
+    gap: float = 0.001  # of the optimum: the search ends where it is proven to be so near
     seed: int = 0
     profile: Literal["estimate", "measure"] = "measure"
     loss_fn: Callable[..., Any] | None = None
@@ -40,15 +47,28 @@ class Options:
     hold_outputs: bool = True
     save: Patterns = ()
     recompute: Patterns = ()
-    cache: bool = True  # solutions kept on disk serve, and new ones are kept
+    cache: bool = True  # costs and solutions kept on disk serve, and new ones are kept
     ranks: int = 1
     cuda_graph: bool = False
     fuse: bool = True
     on_miss: OnMiss = "eager"  # a call that no plan covers
     max_plans: int = 8  # of one managed module
+    best_effort: bool = False  # where nothing fits, take the smallest peak that was found
+    remeasure: bool = False  # costs kept on disk are measured anew and replaced
 
     def __post_init__(self) -> None:
-        _ = self.wishes  # refused now, not after a minute of measuring
+        # All of this is refused now, not after a minute of measuring.
+        _ = self.wishes
+        if isinstance(self.solver, str):
+            find_solver(self.solver)
+        for name in ("budget", "device_budget", "headroom"):
+            refuse_tiny(name, getattr(self, name))
+        for name, word in (("budget", MIN_BUDGET), ("device_budget", "auto")):
+            given = getattr(self, name)
+            if given is not None and given != word:
+                parse_budget(given, _ANY_PEAK)
+        if not 0 <= self.gap < 1:
+            raise InvalidBudget(f"gap {self.gap!r} is not a share from 0 up to 1; 0.001 is 0.1 %")
 
     @property
     def wishes(self) -> Constraints:
@@ -56,3 +76,11 @@ class Options:
 
 
 DEFAULTS = Options()
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """The positional arguments of a call: a tensor, or anything else that is no tuple or list, is
+    the only one."""
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)

@@ -40,7 +40,11 @@ def account_of(
         solver=plan.solver,
         made_for=_made_for(plan) if made_for is None else made_for,
         predicted=predicted,
-        commands=tuple(commands),
+        commands=tuple(filter(None, (plan.provenance.made_by, *commands))),
+        inputs=plan.provenance.inputs,
+        residents=plan.provenance.residents,
+        device=plan.provenance.costs_device,
+        device_bytes=plan.provenance.device_bytes,
         advice=advice,
     )
     return with_bound(account(plan.problem, plan.schedule, facts))

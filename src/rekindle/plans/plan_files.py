@@ -66,7 +66,15 @@ def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
         "problem": problem_record(plan.problem),
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
     }
-    # Absent rather than null; readers accept both.
+    # Absent rather than null; readers accept both. Plan files of 0.1 have none of these.
+    if made.made_by:
+        data["made_by"] = made.made_by
+    if made.inputs:
+        data["inputs"] = dict(made.inputs)
+    if made.residents:
+        data["residents"] = dict(made.residents)
+    if made.device_bytes is not None:
+        data["device_bytes"] = made.device_bytes
     if plan.bound is not None:
         data["bound"] = plan.bound
     if plan.budget_bytes is not None:
@@ -110,6 +118,7 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
             graph=data["graph"],
             costs_device=data["costs"]["device"],
             costs=costs,
+            **_circumstances(data, where),
         ),
     )
     # A solver never gives these; an edited file might.
@@ -149,6 +158,22 @@ def _check_keys(data: Any, where: str) -> None:
         raise FileError(
             f"{where}: 'status' is {data['status'][:40]!r}; expected OPTIMAL or FEASIBLE"
         )
+
+
+def _circumstances(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a report says about how a plan was made; a file may leave any of it out."""
+    found: dict[str, Any] = {}
+    for key, kind in (("made_by", str), ("device_bytes", int)):
+        if data.get(key) is not None:
+            if type(data[key]) is not kind:
+                raise FileError(f"{where}: {key!r} is not a {kind.__name__}")
+            found[key] = data[key]
+    for key, kind in (("inputs", str), ("residents", int)):
+        given = data.get(key) or {}
+        if type(given) is not dict or any(type(x) is not kind for x in given.values()):
+            raise FileError(f"{where}: {key!r} is not an object of names and {kind.__name__}s")
+        found[key] = tuple(given.items())
+    return found
 
 
 def _costs(data: Mapping[str, Any], where: str) -> tuple[tuple[str, int], ...]:

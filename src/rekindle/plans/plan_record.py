@@ -6,7 +6,7 @@ Nothing here needs torch. The other part, the captured model and its runner, is 
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -37,6 +37,10 @@ class Provenance:
     graph: str  # `graph_hash` of the captured model
     costs_device: str  # whose costs these are, by name
     costs: tuple[tuple[str, int], ...]  # how many ops' costs are of each `Source`
+    made_by: str = ""  # the call or the command that makes the same plan
+    inputs: tuple[tuple[str, str], ...] = ()  # name, and dtype and shape
+    residents: tuple[tuple[str, int], ...] = ()  # what is on the device beside the step, in bytes
+    device_bytes: int | None = None  # of the whole device, where it has memory of its own
 
     @property
     def measured(self) -> bool:
@@ -76,6 +80,9 @@ class PlanRecord:
         ):
             object.__setattr__(self, name, number)
 
+    def __repr__(self) -> str:
+        return f"<PlanRecord {self}>"
+
     def __str__(self) -> str:
         """Peak, overhead and optimality gap in one line."""
         peak, keep_all = (
@@ -111,6 +118,28 @@ def kept_options(options: Options, *, hold_outputs: bool) -> Options:
             "recompute": wishes.recompute,
         }
     )
+
+
+def python_call(options: Options) -> str:
+    """The call that makes a plan with these options: those that are not the defaults."""
+    words = ["model", "args", "kwargs"]
+    for field_ in fields(Options):
+        value = getattr(options, field_.name)
+        if value == field_.default or field_.name in _OF_ONE_RUN:
+            continue
+        text = repr(value)
+        if field_.name == "optimizer" and not isinstance(value, str):
+            text = type(value).__name__
+        elif callable(value):
+            text = getattr(value, "__name__", type(value).__name__)
+        elif field_.name == "schedule":
+            text = "schedule"
+        words.append(f"{field_.name}={text}")
+    return f"rekindle.plan({', '.join(words)})"
+
+
+# Options that say how a plan is made or run, and not which one it is.
+_OF_ONE_RUN = ("on_progress", "on_miss", "max_plans", "remeasure")
 
 
 def graph_structure(problem: Problem) -> list[Any]:

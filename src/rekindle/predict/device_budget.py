@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rekindle.core import parse_budget
-from rekindle.errors import BudgetInfeasible, InvalidBudget
+from rekindle.errors import BudgetInfeasible, InvalidBudget, no_such
 from rekindle.plans.options import DEFAULTS
 from rekindle.profile.block_sizes import blocks_of
 
@@ -50,6 +50,18 @@ class Residents:
             + self.optimizer_bytes
             + self.buckets_bytes
         )
+
+    def rows(self) -> tuple[tuple[str, int], ...]:
+        """What there is, by name."""
+        rows = (
+            ("parameters", self.parameters_bytes),
+            ("buffers", self.buffers_bytes),
+            ("inputs", self.inputs_bytes),
+            ("gradients there already", self.gradients_bytes),
+            (f"optimizer state ({self.optimizer_how})", self.optimizer_bytes),
+            ("gradient buckets", self.buckets_bytes),
+        )
+        return tuple((name, num_bytes) for name, num_bytes in rows if num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +211,28 @@ def _host_pages(field: str) -> int:
     )
 
 
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The optimizer of torch.optim with that name, in any case; raises InvalidBudget."""
+    by_name = {
+        n.lower(): c
+        for n, c in vars(torch.optim).items()
+        if inspect.isclass(c)
+        and issubclass(c, torch.optim.Optimizer)
+        and c is not torch.optim.Optimizer
+    }
+    if name.lower() not in by_name:
+        raise InvalidBudget(
+            f"{no_such('optimizer in torch.optim', name, by_name)}; or give the optimizer itself"
+        )
+    return by_name[name.lower()]
+
+
 def _optimizer_bytes(
     optimizer: torch.optim.Optimizer | str, trained: list[nn.Parameter]
 ) -> tuple[int, int]:
     """All bytes of optimizer state, and those of them not allocated yet."""
     if isinstance(optimizer, str):
-        by_name = {n.lower(): c for n, c in vars(torch.optim).items() if inspect.isclass(c)}
-        kind = by_name.get(optimizer.lower())
-        if kind is None or not issubclass(kind, torch.optim.Optimizer):
-            raise InvalidBudget(
-                f"optimizer {optimizer!r} is not one of torch.optim: give its name there, such as "
-                '"adamw", or the optimizer itself'
-            )
+        kind = optimizer_class(optimizer)
         needed = sum(_state_bytes(kind, {}, p) for p in trained)
         return needed, needed
     there = missing = 0

@@ -5,6 +5,7 @@ import itertools
 from dataclasses import dataclass
 
 from rekindle.capture import op_effects
+from rekindle.capture.node_facts import facts
 from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.predict.caching_allocator import pool_peak
 from rekindle.predict.step_measurement import Prediction
@@ -46,6 +47,17 @@ class Predictor:
             return ones + trace.peak
         # In a real pool other blocks may be lying about.
         return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
+
+    @property
+    def outputs_are(self) -> str:
+        """What has to be there at the end of a step, in words."""
+        joint = self.program.joint
+        if joint.forward_only:
+            return "the outputs"
+        sources = (facts(leaf).source for leaf, _ in joint.gradients)
+        if all(source is not None and source.kind == "parameter" for source in sources):
+            return "the parameters' gradients"
+        return "the gradients of parameters and inputs"
 
     def step_ns(self, schedule: Schedule) -> int:
         if self.profile.kind != "cuda":

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rekindle.capture.random_streams import left_alone, reachable_generators
+from rekindle.plans.options import as_args
 from rekindle.profile.block_sizes import LARGE_SEGMENT, SMALL
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 
@@ -52,21 +53,28 @@ class Prediction:
 
 def measure_step(
     model: nn.Module,
-    args: tuple[Any, ...] = (),
+    args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     num_steps: int = 5,
     num_warmup: int = 2,
+    hold_outputs: bool | None = None,
 ) -> StepMeasurement:
     """Runs forward and backward and measures them. Without `loss` the output's own is taken (a
-    scalar, `.loss`, "loss"), else the backward starts from a gradient of ones per output."""
-    kwargs = kwargs or {}
+    scalar, `.loss`, "loss"), else the backward starts from a gradient of ones per output. Outputs
+    are held through the backward, unless the model's plan says that they are dropped, or
+    `hold_outputs=False`."""
+    args, kwargs = as_args(args), kwargs or {}
     device = _device_of(model, args, kwargs)
+    holds = _plan_holds_outputs(model) if hold_outputs is None else hold_outputs
 
     def step() -> None:
-        output = model(*args, **kwargs)
-        _backward(output, loss)
+        held = [model(*args, **kwargs)]
+        root = _root(held[0], loss)
+        if not holds:
+            held.clear()
+        root.backward()
 
     with _no_trace(model, args, kwargs, device) as clear:
         gaps = _fill_gaps(device)
@@ -143,20 +151,23 @@ def _times(
     return [1e6 * a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
 
-def _backward(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+def _plan_holds_outputs(model: nn.Module) -> bool:
+    """What the plan of a managed model takes its caller to do; any other caller holds them."""
+    return getattr(getattr(model, "plan", None), "hold_outputs", True) is not False
+
+
+def _root(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    """The scalar that the backward starts from; it holds no output that it does not read."""
     if loss is not None:
-        loss(output).backward()
-        return
+        return loss(output)
     # As the models of transformers return it: in a dict, or as an attribute.
     own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(own, torch.Tensor):
-        own.backward()
-        return
+        return own
     tensors = [t for t in _leaves(output) if t.requires_grad]
     if len(tensors) == 1 and tensors[0].dim() == 0:
-        tensors[0].backward()
-    else:
-        _AnyLoss.apply(*tensors).backward()
+        return tensors[0]
+    return _AnyLoss.apply(*tensors)
 
 
 class _AnyLoss(torch.autograd.Function):  # type: ignore[misc]
@@ -165,13 +176,13 @@ class _AnyLoss(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        ctx.outputs = [output.detach() for output in outputs]
+        # Tensors without data: a loss that kept the outputs would keep what a plan has dropped.
+        ctx.like = [(torch.empty_like(output, device="meta"), output.device) for output in outputs]
         return outputs[0].new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, ...]:
-        outputs, ctx.outputs = ctx.outputs, None
-        return tuple(torch.ones_like(output) for output in outputs)
+        return tuple(torch.ones_like(like, device=device) for like, device in ctx.like)
 
 
 @contextmanager

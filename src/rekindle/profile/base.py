@@ -6,11 +6,14 @@ is what the op adds to the device's queue, `host_ns` what the call costs the hos
 `cost_ns`, the number that planning uses, is what the op costs in a stream of ops: the larger one.
 """
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.plans.plan_record import Source
+
+NOISY = 0.5  # repeats of an op that differ by more were measured on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class OpProfile:
     host_ns: int = 0
     note: str = ""  # why a number is not measured, or what the measurement met
     fits: bool = True  # False: the op alone ran out of device memory
+    spread: float = 0.0  # of the repeats, where it was measured just now: median over fastest - 1
 
     def as_cached(self) -> "OpProfile":
         return OpProfile(
@@ -94,11 +98,23 @@ class Profile:
             if not op.fits
         )
 
+    @property
+    def spread(self) -> float:
+        """How far the repeats of an op lie apart, in the median over what was measured just now."""
+        return statistics.median([op.spread for op in self.ops if op.spread] or [0.0])
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether something else kept the machine busy while it was measured."""
+        return self.spread > NOISY
+
     def summary(self) -> str:
-        """One line: how many ops, and how their numbers were obtained."""
+        """One line: how many ops, how their numbers were obtained, and how sure they are."""
         counts = self.num_by_source
         parts = ", ".join(f"{counts[s]} {s.value}" for s in Source if counts.get(s))
         line = f"{len(self)} ops, {len(self.ops)} distinct, on {self.device}: {parts or 'none'}"
         if self.not_measured:
             line += f" ({len(self.not_measured)} distinct not measured)"
+        if self.spread:
+            line += f"; repeats differ by {self.spread:.0%}"
         return line

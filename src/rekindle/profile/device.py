@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import DeviceProfileError, brief
+from rekindle.errors import DeviceProfileError, brief, no_such
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16")
 _EFFICIENCIES = ("matmul", "convolution", "attention", "memory")
@@ -59,8 +59,8 @@ def load_device(name_or_path: str | Path) -> DeviceDescription:
     path, _, table = text.partition(".toml")
     if not text.endswith(".toml") and not table.startswith(":"):
         raise DeviceProfileError(
-            f"no device description {text!r}: there are {', '.join(shipped)}; an own one is given "
-            "as the path of a TOML file with the same fields"
+            f"{no_such('device description', text, shipped)}; an own one is given as the path of "
+            "a TOML file with the same fields"
         )
     tables = _read(Path(path + ".toml"))
     name = table[1:] or next(iter(tables), "")

@@ -47,6 +47,7 @@ class Timing:
 
     device_ns: int
     host_ns: int
+    spread: float = 0.0  # the median of the repeats over the fastest, less 1; 0: not known
 
 
 class Bench(Protocol):
@@ -101,6 +102,7 @@ def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile
         source=Source.MEASURED,
         device_ns=timing.device_ns,
         host_ns=host_ns,
+        spread=timing.spread,
     )
 
 
@@ -137,10 +139,18 @@ class CpuBench:
         return max(0, peak_of(deltas) - sum(deltas))
 
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
-        per_op = self.host_ns(run)
-        return Timing(device_ns=per_op, host_ns=per_op)
+        samples = self._samples_ns(run)
+        per_op = max(1, round(min(samples)))
+        return Timing(
+            per_op, per_op, spread=statistics.median(samples) / max(1.0, min(samples)) - 1
+        )
 
     def host_ns(self, run: Thunk) -> int:
+        return max(1, round(min(self._samples_ns(run))))
+
+    def _samples_ns(self, run: Thunk) -> list[float]:
+        """Of an op, in several batches. The least of them counts: whatever else runs on the machine
+        can only make a batch slower."""
         started = time.perf_counter_ns()
         run()
         once_ns = max(1, time.perf_counter_ns() - started)
@@ -154,10 +164,9 @@ class CpuBench:
                 run()
             end = time.perf_counter_ns()
             samples.append((end - begin) / repeats)
-            # An op of a second is not run five times: two samples, and the median is their mean.
-            if end > deadline and len(samples) >= 2:
+            if end > deadline and len(samples) >= 2:  # an op of a second is not run five times
                 break
-        return max(1, round(statistics.median(samples)))
+        return samples
 
     def free_bytes(self) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

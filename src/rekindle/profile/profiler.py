@@ -51,20 +51,26 @@ def profile_nodes(
     how: Literal["measure", "estimate"] = "measure",
     description: DeviceDescription | None = None,
     cache: bool = True,
+    remeasure: bool = False,
     on_progress: ProfileListener | None = None,
 ) -> Profile:
     """Numbers for every call_function node, measured on `device` or estimated.
 
     `device` defaults to where the nodes' tensors are. With a `description` of another device the
-    numbers are estimates for that one, and nothing is run.
+    numbers are estimates for that one, and nothing is run. `remeasure` replaces kept numbers.
     """
     start = time.perf_counter()
     names, which, calls = distinct_calls(nodes)
     where = torch.device(device) if device is not None else _device_of(calls)
     if how == "estimate" or description is not None:
+        if on_progress is not None:  # two calls, as for what is measured: it takes no time
+            for num_done in (0, len(calls)):
+                elapsed = time.perf_counter() - start
+                on_progress(ProfileProgress(num_done, len(calls), "", elapsed, 0.0))
         return _estimated(start, names, which, calls, description or describe(where))
     known = ProfileCache(environment(where)) if cache else None
-    ops: list[OpProfile | None] = [None if known is None else known.get(c.key) for c in calls]
+    old = None if remeasure else known
+    ops: list[OpProfile | None] = [None if old is None else old.get(c.key) for c in calls]
     missing = [i for i, op in enumerate(ops) if op is None]
     if missing:
         fresh = _measure_all([calls[i] for i in missing], where, on_progress)

@@ -69,6 +69,10 @@ class Facts:
     verified: str = ""  # the result of `verify`, as a sentence
     equal: bool | None = None
     commands: tuple[str, ...] = ()  # that reproduce the plan
+    inputs: tuple[tuple[str, str], ...] = ()  # name, and dtype and shape
+    residents: tuple[tuple[str, int], ...] = ()  # what is on the device beside the step
+    device: str = ""
+    device_bytes: int | None = None  # of the whole device
     advice: str = ""  # what would help further, a sentence a line
 
 

@@ -16,6 +16,16 @@ def size(problem: Problem, amount: int) -> str:
     return _scaled(amount, _SIZES, 1024)
 
 
+def size_rounded_up(problem: Problem, amount: int) -> str:
+    """The same, never less than the amount: for a size that somebody will ask for."""
+    if problem.size_unit != "bytes":
+        return size(problem, amount)
+    k = max(0, min(len(_SIZES) - 1, (abs(amount).bit_length() - 1) // 10))
+    if k == 0:
+        return f"{amount} B"
+    return f"{-(-100 * amount // 1024**k) / 100:.2f} {_SIZES[k]}"
+
+
 def cost(problem: Problem, amount: int) -> str:
     """A cost with a unit that suits its size."""
     if problem.cost_unit != "ns":

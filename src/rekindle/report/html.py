@@ -23,6 +23,7 @@ from rekindle.report.module_table import Row, module_rows
 from rekindle.report.text import MAX_ALIVE, alive_cells, verdict
 from rekindle.report.timeline import Timeline, View, lane, lane_names, numbered_texts, timeline
 
+MAX_INPUTS = 4  # with their shapes, below the title
 FIRST_ALIVE = 8  # shown at once; the others on demand
 OPEN_ROWS = 30  # of the table by module: deeper levels start closed
 SCRIPTS = ("amounts", "stack", "pointer", "curve", "table")
@@ -42,7 +43,9 @@ def page(account: Account) -> str:
     alive = account.alive_at_peak
     return _template().render(
         title=problem.name or "training step",
+        subtitle=_subtitle(account),
         verdict=verdict(account),
+        device=_device(account),
         proof=account.gap,
         state={True: "fits", False: "over", None: "plain"}[account.fits],
         tiles=_tiles(account),
@@ -61,10 +64,55 @@ def page(account: Account) -> str:
         peak=format.size(problem, account.trace.peak),
         peak_at=_peak_at(account),
         has_curve=len(facts.curve) > 1,
+        has_bounds=any(point.bound is not None for point in facts.curve),
         trust=_trust(account),
         facts=facts,
         made=_made(account),
     )
+
+
+def _subtitle(account: Account) -> str:
+    """What was planned, and for which device."""
+    facts = account.facts
+    inputs = [f"{name}: {shape}" for name, shape in facts.inputs]
+    if len(inputs) > MAX_INPUTS:
+        inputs[MAX_INPUTS:] = [f"and {len(inputs) - MAX_INPUTS} more inputs"]
+    return " · ".join(filter(None, (", ".join(inputs), facts.device and f"for {facts.device}")))
+
+
+def _device(account: Account) -> dict[str, Any] | None:
+    """A bar of all that is on the device: what is resident, the step, and what is left."""
+    problem, facts = account.problem, account.facts
+    if not facts.residents:
+        return None
+    step = account.trace.peak if facts.predicted is None else facts.predicted.peak_bytes
+    parts = [(name, amount, str(k)) for k, (name, amount) in enumerate(facts.residents)]
+    parts.append(("this step at its peak", step, "step"))
+    used = sum(amount for _, amount, _ in parts)
+    whole = facts.device_bytes or used
+    sentence = f"{format.size(problem, used)} at the peak"
+    if facts.device_bytes is not None:
+        left = facts.device_bytes - used
+        sentence += f" of the {format.size(problem, facts.device_bytes)} of {facts.device}"
+        sentence += "." if left >= 0 else f": {format.size(problem, -left)} too much."
+        if left > 0:
+            parts.append(("free, also for what is outside this plan", left, "free"))
+    hint = ""
+    if not any(name.startswith("optimizer") for name, _ in facts.residents):
+        hint = 'No optimizer was given, so its state is not in here: optimizer="adamw" counts it.'
+    return {
+        "sentence": sentence,
+        "hint": hint,
+        "parts": [
+            {
+                "name": name,
+                "size": format.size(problem, amount),
+                "share": _share(amount, max(whole, used)),
+                "colour": colour,
+            }
+            for name, amount, colour in parts
+        ],
+    }
 
 
 def _peak_at(account: Account) -> str:
@@ -101,7 +149,7 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
     found.append(("Recomputed", again, f"of {format.counted(len(problem.ops), 'op')}"))
     if facts.bound is not None:
         least = format.overhead(facts.bound, base.cost)
-        found.append(("Least possible", format.signed_percent(least), account.gap))
+        found.append(("Lower bound", format.signed_percent(least), account.gap))
     return found
 
 
@@ -181,10 +229,11 @@ def _made(account: Account) -> list[tuple[str, str]]:
         ("problem", f"{len(problem.ops)} ops, {len(problem.values)} values"),
         ("sha256 of the problem", record["problem_hash"]),
         ("solver", facts.solver or "not recorded"),
-        ("proof", account.gap),
+        ("optimality", account.gap),
     ]
     if facts.budget is not None:
         found.insert(2, ("budget", f"{facts.budget:,} {problem.size_unit}"))
+    found += [(f"input {name}", shape) for name, shape in facts.inputs]
     return [*found, *facts.made_for]
 
 

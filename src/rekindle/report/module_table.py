@@ -14,7 +14,7 @@ from rekindle.report.module_paths import joined_names, numbered, shown
 
 MAX_WAYS = 4  # rows that identical layers may take where the plan treats them differently
 MAX_ROWS = 300  # of the page: thousands of rows make a browser slow
-OWN = "(own ops)"
+OWN = "(not in a submodule)"
 GIB = 2**30
 
 
@@ -197,7 +197,7 @@ def _why(
     keeping = price(worth, saved - fixed) if saved > fixed else ""
     if not num_again:
         if not kept and not saved:
-            return "leaves nothing for the backward"
+            return "saves nothing for the backward"
         if not account.trace.num_recomputed:
             return "kept: nothing has to be recomputed"
         if saved < kept:

@@ -97,7 +97,7 @@ def _peak_lines(account: Account) -> list[str]:
         f"{len(account.schedule)} ({place.call} in {shown(place.module)}):"
     ]
     rows = [alive_cells(account, item) for item in alive[:MAX_ALIVE]]
-    head = ("bytes", "count", "made by", "in", "what", "to recompute one")
+    head = ("bytes", "count", "made by", "in", "what", "cost to recompute one")
     lines.append(table(head, rows, right=(0, 1, 5)))
     if len(alive) > MAX_ALIVE:
         rest = sum(item.num_bytes for item in alive[MAX_ALIVE:])

@@ -5,7 +5,9 @@ of what is planned. A schedule is checked and simulated before it comes here, an
 have to refuse for the model's sake (`Guards`) is refused at once.
 """
 
+import logging
 import threading
+import time
 
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Problem, Schedule
@@ -13,6 +15,8 @@ from rekindle.lower.guards import Guards
 from rekindle.program import Program
 from rekindle.runtime.runner import RecordBackward, Runner
 from rekindle.torch_compat import outside_modes
+
+log = logging.getLogger("rekindle")
 
 
 class LateRunner:
@@ -50,6 +54,9 @@ class LateRunner:
             # trials on fake tensors that lowering makes.
             with self._lock, collector_at_rest(), outside_modes():
                 if self._runner is None:
+                    begun = time.monotonic()
+                    num_steps = len(self._schedule)
+                    log.info("first planned step: generating its code (%d ops)", num_steps)
                     self._runner = Runner(
                         self._program,
                         self._schedule,
@@ -58,4 +65,5 @@ class LateRunner:
                         self._guards,
                         self._problem,
                     )
+                    log.info("first planned step: %.1f s for its code", time.monotonic() - begun)
         return self._runner

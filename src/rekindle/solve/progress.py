@@ -1,4 +1,7 @@
-"""How a running solver tells what it has: a listener for the current context, or nobody."""
+"""How planning tells how far it is: a listener for the current context, or nobody.
+
+Solvers report what they have; the stages around them say what begins and what is done.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,22 +11,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a search, as a listener hears of it."""
-
-    solver: str
+    solver: str  # "" where it is not a solver that reports
     elapsed_s: float
     cost: int | None = None  # of the best schedule within the budget so far
     bound: float | None = None  # proven lower bound so far
     text: str = ""
+    is_milestone: bool = False  # to be said also where most reports are left out
 
 
+Listener = Callable[[Progress], None]
 # A context variable and not an argument: progress crosses solvers that call solvers, and two plans
 # that are made in two threads at once each hear their own.
-_listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listen(callback: Callable[[Progress], None]) -> Iterator[None]:
+def listen(callback: Listener) -> Iterator[None]:
     """Inside, `callback` hears every report of the solvers that run in this context."""
     token = _listener.set(callback)
     try:
@@ -32,8 +35,18 @@ def listen(callback: Callable[[Progress], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
+def current_listener() -> Listener | None:
+    """Who hears the reports of this context."""
+    return _listener.get()
+
+
 def report(progress: Progress) -> None:
     """For solvers: tells the listener, if there is one."""
     callback = _listener.get()
     if callback is not None:
         callback(progress)
+
+
+def milestone(text: str) -> None:
+    """For stages: tells what begins or is done."""
+    report(Progress("", 0.0, text=text, is_milestone=True))

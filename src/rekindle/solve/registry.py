@@ -1,9 +1,10 @@
 """All solvers, in order of preference. One explicit tuple; nothing registers itself."""
 
-from difflib import get_close_matches
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
 
 from rekindle.core import Problem
-from rekindle.errors import SolverUnavailable
+from rekindle.errors import SolverUnavailable, no_such
 from rekindle.solve.anneal.fastsa import FastSA, Reorder
 from rekindle.solve.auto.auto import Auto
 from rekindle.solve.base import Solver, unavailable, without_dead_ops
@@ -46,13 +47,14 @@ def find_solver(solver: str | Solver) -> Solver:
     for known in SOLVERS:
         if known.name == solver:
             return known
-    # The name may come from a file or a command line: no more than a part of it is quoted.
-    names = [known.name for known in SOLVERS]
-    close = get_close_matches(solver, names, n=1)
-    hint = f"did you mean {close[0]!r}? The" if close else "the"
-    raise SolverUnavailable(
-        f"there is no solver {solver[:40]!r}; {hint} solvers are {', '.join(names)}"
-    )
+    raise SolverUnavailable(no_such("solver", solver, (known.name for known in SOLVERS)))
+
+
+def with_gap(solver: Solver, gap: float) -> Solver:
+    """The solver with another gap at which it stops, if it has that option."""
+    if not is_dataclass(solver) or all(f.name != "gap" for f in fields(solver)):
+        return solver
+    return cast(Solver, replace(cast(Any, solver), gap=gap))
 
 
 def default_solver(problem: Problem) -> Solver:

@@ -102,6 +102,32 @@ def lookup(request: SolveRequest, time_limit_s: float) -> Solution | None:
     return solution
 
 
+def solutions_of(request: SolveRequest) -> list[Schedule]:
+    """Schedules that are kept for the request's problem and constraints, whatever their budget,
+    solver or seed; each is simulated before it is given out."""
+    wanted = {name: request.key[name] for name in ("format", "version", "problem", "wishes")}
+    found = []
+    for path in _files():
+        with contextlib.suppress(RekindleError):
+            record = read_json(path)
+            key = record.get("key") if type(record) is dict else None
+            if type(key) is not dict or any(key.get(k) != v for k, v in wanted.items()):
+                continue
+            ops = record.get("ops")
+            if type(ops) is list and all(type(op) is int for op in ops):
+                schedule = Schedule(tuple(ops))
+                simulate(request.problem, schedule)  # raises where it cannot be executed
+                found.append(schedule)
+    return found
+
+
+def _files() -> list[Path]:
+    try:
+        return list(solutions_dir().glob("*.json"))
+    except OSError:
+        return []
+
+
 def _read_record(
     request: SolveRequest, key: dict[str, Any], record: Any, time_limit_s: float
 ) -> Solution | None:

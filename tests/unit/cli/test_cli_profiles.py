@@ -6,14 +6,9 @@ import json
 import pytest
 
 from rekindle.cli.entry import main
-from rekindle.cli.profile_options import (
-    add_budget_options,
-    add_profile_options,
-    options_of,
-    show_profiling,
-)
+from rekindle.cli.profile_options import add_budget_options, add_profile_options, options_of
 from rekindle.plans.options import Options
-from rekindle.profile import OpProfile, ProfileProgress, Source
+from rekindle.profile import OpProfile, Source
 from rekindle.profile.cache import ProfileCache
 
 
@@ -77,20 +72,3 @@ def test_options_become_arguments_of_plan():
         found = options_of(parsed("--headroom", text)).headroom
         assert (found, type(found)) == (headroom, type(headroom))
     assert options_of(parsed(), on_miss="raise").on_miss == "raise"
-
-
-def test_progress_in_plain_lines(capsys):
-    with show_profiling() as listener:
-        for done in range(4):
-            listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["measuring 3 distinct ops, about 1 s", "measured 3 distinct ops in 1.5 s"]
-    with show_profiling(quiet=True) as listener:
-        assert listener is None
-
-
-def test_progress_as_a_bar(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with show_profiling() as listener:
-        for done in range(4):
-            listener(ProfileProgress(done, 3, "aten.mm.default", 0.5 * done, 1.4))

@@ -79,7 +79,7 @@ def test_report(files, capsys):
     assert out.endswith("written to page.html\n")
     text = Path("page.html").read_text()
     assert "What memory costs in time" in text
-    assert "schedule.json" not in text.partition("How to come by the same")[0]
+    assert "schedule.json" not in text.partition("How to reproduce this")[0]
     code, out, _ = run(capsys, "report", *both(files), "--no-curve", "--json")
     record = json.loads(out)
     assert (code, record["report"]) == (0, "report.html")

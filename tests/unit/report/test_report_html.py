@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 
@@ -111,3 +112,33 @@ def test_measured_and_verified_stand_on_the_page():
         found.trace.peak - 12_345
     )
     assert "Not measured." in page(found)
+
+
+def test_d11_the_device_the_inputs_and_the_call_are_shown():
+    found = solved(layered(), 0.6)
+    told = {
+        "inputs": (("args[0]", "float32 [8, 3, 224, 224]"),),
+        "residents": (("parameters", 3 << 30), ("optimizer state (estimated)", 6 << 30)),
+        "device": "h100",
+        "device_bytes": 80 << 30,
+        "commands": ("rekindle plan model.py:make --budget 0.6", "rekindle report plan.json"),
+    }
+    facts = replace(found.facts, **told)
+    text = unescape(page(account(found.problem, found.schedule, facts)))
+    assert "args[0]: float32 [8, 3, 224, 224] · for h100" in text
+    assert "of the 80.00 GiB of h100." in text
+    for part in (
+        "parameters",
+        "optimizer state (estimated)",
+        "this step at its peak",
+        "free, also",
+    ):
+        assert f'title="{part}' in text
+    assert "No optimizer was given" not in text
+    shown = text.partition("How to reproduce this")[2]
+    assert shown.index("rekindle plan model.py:make") < shown.index("rekindle report plan.json")
+    facts = replace(facts, residents=(("parameters", 90 << 30),))
+    text = page(account(found.problem, found.schedule, facts))
+    assert "too much." in text
+    assert "No optimizer was given" in text
+    assert "The whole device" not in page(found)

@@ -86,7 +86,7 @@ def test_registry():
         assert find_solver(solver.name) is solver is find_solver(solver)
     with pytest.raises(SolverUnavailable, match="no solver 'flor'; did you mean 'floor'"):
         find_solver("flor")
-    with pytest.raises(SolverUnavailable, match="no solver '~~~'; the solvers are "):
+    with pytest.raises(SolverUnavailable, match="no solver '~~~'; there are auto, "):
         find_solver("~~~")
     assert unavailable(default_solver(CHAIN)) is None
     assert default_solver(CHAIN).accepts(CHAIN) is None

@@ -82,13 +82,13 @@ const curve = () => {
   };
   for (const p of segments) {
     const square = svg("rect", { x: X(p[0]) - 4, y: Y(extra(p[1])) - 4, width: 8, height: 8, class: "segment", tabindex: 0,
-      "aria-label": `in equal segments: ${size(p[0])}, ${percent(extra(p[1]))} time` });
-    for (const event of ["mouseenter", "focus", "click"]) square.addEventListener(event, () => tell(square, p, false, "In equal segments of the model, all but their inputs computed again"));
+      "aria-label": `checkpointing in equal segments: ${size(p[0])}, ${percent(extra(p[1]))} time` });
+    for (const event of ["mouseenter", "focus", "click"]) square.addEventListener(event, () => tell(square, p, false, "Checkpointing in equal segments: only the input of each segment is saved"));
     root.append(square);
   }
   if (segments.length) {
     const p = segments.reduce((a, b) => (a[1] > b[1] ? a : b)), flip = X(p[0]) > width * 0.6;
-    root.append(svg("text", { x: X(p[0]) + (flip ? -9 : 9), y: Y(extra(p[1])) - 6, "text-anchor": flip ? "end" : "start" }, "equal segments"));
+    root.append(svg("text", { x: X(p[0]) + (flip ? -9 : 9), y: Y(extra(p[1])) - 6, "text-anchor": flip ? "end" : "start" }, "checkpointing in equal segments"));
   }
   for (const p of D.curve) {
     const above = extra(p[1]) > top;

@@ -4,14 +4,14 @@
 
 const readout = (i) => {
   const step = D.steps[i], lane = D.laneNames[D.lane[i]];
-  const kept = D.until[i] >= D.numSteps ? "to the end" : `until step ${D.until[i]}`;
-  let fate = D.until[i] > step ? `What it makes is kept ${kept}` : "What it makes is gone after this step";
-  if (D.again[i] >= 0) fate += `, and recomputed at step ${D.again[i]}`;
+  const kept = D.until[i] >= D.numSteps ? "to the end of the training step" : `until step ${D.until[i]}`;
+  let fate = D.until[i] > step ? `Its result stays in memory ${kept}` : "Its result is freed at once";
+  if (D.again[i] >= 0) fate += ` and is recomputed at step ${D.again[i]}`;
   $("readout").replaceChildren(
     el("b", {}, `Step ${step} of ${D.numSteps}: ${size(D.memory[i])}`), " ",
     el("span", { class: "lane" }, lane), " ",
     el("code", {}, D.texts[D.call[i]]), " in ", el("code", {}, D.texts[D.module[i]]),
-    `. ${fate}. With everything kept: ${size(D.keepAll[i])} here.`,
+    `. ${fate}. With everything saved: ${size(D.keepAll[i])} here.`,
   );
   view().bands.forEach((name, k) => {
     const output = $("bands").children[k]?.querySelector("output");

@@ -6,7 +6,7 @@ const count = D.steps.length;
 const ends = { step: D.numSteps, time: D.cost };
 const LINES = [
   ["budget", "budget", D.budget, "budget", [8, 5]],
-  ["keepAll", "everything kept", D.keepAllPeak, "ghost", [3, 3]],
+  ["keepAll", "everything saved (keep-all)", D.keepAllPeak, "ghost", [3, 3]],
   ["measured", "measured peak", D.measured, "measured", [10, 3, 2, 3]],
 ].filter((line) => line[2] !== null);
 // A line far above everything else would flatten the picture: it starts hidden.
@@ -42,16 +42,15 @@ const ceiling = () => {
 };
 const LANES_SHARE = 0.24;  // of the height above zero, for the lanes below it
 
-// Ticks at whole binary amounts.
+// Ticks at round amounts of the unit that they are written in, some five to eight of them.
 const splits = (u) => {
   const top = ceiling();
-  const wanted = Math.max(2, Math.min(6, u.bbox.height / devicePixelRatio / 70));
-  let each = 1;
-  if (D.unit.size === "bytes") {
-    while (top / each > wanted) each *= 2;
-  } else {
-    for (const m = [2, 2.5, 2]; top / each > wanted;) { each *= m[0]; m.push(m.shift()); }
-  }
+  const wanted = Math.max(4, Math.min(8, u.bbox.height / devicePixelRatio / 45));
+  let unit = 1;
+  if (D.unit.size === "bytes") while (top / (unit * 1024) >= 2) unit *= 1024;
+  let each = unit / 10;
+  for (const m = [2, 2.5, 2]; top / each > wanted;) { each *= m[0]; m.push(m.shift()); }
+  if (unit === 1) each = Math.max(1, Math.round(each));
   const found = [];
   for (let y = 0; y <= top; y += each) found.push(y);
   return found;

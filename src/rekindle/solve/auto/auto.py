@@ -61,7 +61,7 @@ class Auto:
 
     max_rounds: int = 36
     effort: float = 1.0  # scales the tries and moves of each step
-    gap: float = 1e-4  # of the keep-all cost: closer to the bound than this is good enough
+    gap: float = 1e-3  # of the keep-all cost: closer to the bound than this is good enough
     threads: int = 0  # 0: all cores
 
     name: ClassVar[str] = "auto"
@@ -102,7 +102,7 @@ class _Search(Incumbent):
             self.offer(warm_start.ops, "warm start")
         before = self.best
         if self.done:
-            self.stopped_by = "proof"
+            self.stopped_by = self._end_of_search
             return
         if self.budget < trivial_floor(problem):
             self.infeasible = True
@@ -124,9 +124,15 @@ class _Search(Incumbent):
         if self.best is None:
             self._minimize_peak()
         if self.done:
-            self.stopped_by = "proof"
+            self.stopped_by = self._end_of_search
         elif not self.stopped_by:
             self.stopped_by = "time limit" if self.left_s <= 0 else "no improvement"
+
+    @property
+    def _end_of_search(self) -> str:
+        """Why a search that is done needs no more time."""
+        proven = self.infeasible or (self.best is not None and self.best[0] <= self.bound)
+        return "proof" if proven else "gap"
 
     def _solve_exactly(self, max_states: int) -> bool:
         """True if so many states are enough for the optimum, or a proof that nothing fits."""
