@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from rekindle.errors import RekindleError
+from rekindle.supported_torch import tested
+
 
 class eager_kernels:
     """Ops called inside run the kernels that eager runs, and nothing around them.
@@ -43,7 +46,13 @@ def _generator_name() -> str:
         "_checkpoint_without_reentrant_generator_impl",  # since 2.14
         "_checkpoint_without_reentrant_generator",
     )
-    return next(name for name in names if hasattr(torch.utils.checkpoint, name))
+    found = [name for name in names if hasattr(torch.utils.checkpoint, name)]
+    if not found:
+        raise RekindleError(
+            f"torch {torch.__version__} runs torch.utils.checkpoint in another way than the tested "
+            f"releases ({tested()}); install one of those"
+        )
+    return found[0]
 
 
 @contextlib.contextmanager
