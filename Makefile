@@ -37,13 +37,17 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
 CXX_FILES := $(wildcard cpp/*.cpp cpp/*/*.cpp cpp/*/*.h benchmarks/fastsa/structure/*.cpp \
   benchmarks/fastsa/structure/*.h)
 
-.PHONY: demo test check docs reference dist format bench sanitize browser native clean
+.PHONY: demo test matrix check docs reference dist format bench sanitize browser native clean
 
 demo: $(PACKAGE) $(NATIVE)
 	$(PYTHON) -m rekindle demo
 
 test: $(TOOLS) $(NATIVE)
 	$(PYTHON) -m pytest -n $(WORKERS) -rs -m "not slow and not gpu" $(PYTEST_ARGS)
+
+# With the oldest torch that is supported, the newest and the pinned one; see tools/matrix.py.
+matrix: $(TOOLS) $(NATIVE)
+	$(PYTHON) tools/matrix.py --workers $(WORKERS) -- $(PYTEST_ARGS)
 
 check: $(TOOLS) $(NATIVE)
 	clang-format --dry-run -Werror $(CXX_FILES)
@@ -106,7 +110,7 @@ browser:
 native: $(NATIVE)
 
 clean:
-	rm -rf .venv build dist site src/rekindle/_native.*
+	rm -rf .venv .venv-* build dist site src/rekindle/_native.*
 
 # Downloads fail now and then; what was fetched stays in pip's cache, so trying again is cheap.
 pip_install = for try in $$(seq $(PIP_TRIES)); do \

@@ -35,6 +35,7 @@ from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import Manager, manage
 from rekindle.runtime.runner import Runner
+from rekindle.self_check import try_untested_torch
 from rekindle.solve.pareto import Point, pareto
 from rekindle.solving import NO_BUDGET
 
@@ -291,6 +292,7 @@ class Plan:
         loss_fn: Callable[..., Any] | None = None,
     ) -> "Plan":
         """This record with the given model's capture; raises PlanMismatch."""
+        try_untested_torch(_managed)
         options = self._options_with(loss_fn)
         how = options
         if self.captured is None:  # the record has the costs: measure nothing
@@ -375,6 +377,7 @@ def make_plan(
     first: Plan | None = None,
 ) -> Plan:
     """A plan for one call; `first` is the plan of the same managed module's first call."""
+    try_untested_torch(_managed)
     with planning_shown():
         record = None if first is None else first.record
         return Plan(*plan_call(options, model, args, kwargs, record))
@@ -416,3 +419,7 @@ def manage_plan(
 
 def _plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
     return Plan(*plan_again(options, joint, old.record, old.device_budget, same_ops))
+
+
+def _managed(options: Options, model: nn.Module, args: tuple[Any, ...]) -> nn.Module:
+    return manage_plan(options, make_plan(options, model, args, {}), model, args)

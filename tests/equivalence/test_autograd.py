@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint as checkpoint_module
 from support.compare import Record, assert_same, keep, record_gradients, seed, train
 from support.manage import assert_trains_alike, example_of, manage
 from support.schedules import SCHEDULES
@@ -391,6 +392,25 @@ def test_torch_checkpoint_inside_the_model(
             Reentered(use_reentrant).to(device),
             lambda step: gaussian(step, device, 8, 16, requires_grad=True),
         )
+
+    assert_trains_alike(make, schedule, device)
+
+
+class Decorated(Net):
+    """Blocks under `torch.utils.checkpoint` as a decorator, which torch 2.14 brought."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        region = checkpoint(use_reentrant=False)(super().forward)
+        return region(x)
+
+
+@pytest.mark.skipif(not hasattr(checkpoint_module, "_checkpoint_impl"), reason="torch < 2.14")
+@EVERY_SCHEDULE
+def test_torch_checkpoint_as_a_decorator(schedule: str, device: torch.device) -> None:
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(Decorated(), Decorated()).to(device)
+        return example_of(model, lambda step: gaussian(step, device, 8, 16))
 
     assert_trains_alike(make, schedule, device)
 

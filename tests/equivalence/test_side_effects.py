@@ -175,6 +175,7 @@ def test_what_a_plan_cannot_repeat_is_refused_by_name(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # an error since torch 2.14
 def test_torchscript_is_refused_by_name(device: torch.device) -> None:
     class Scripted(Two):
         def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Strides decide what runs next: a gradient that is not contiguous is cloned before it can be viewed,
 a norm asks for the memory format. A capture that believes a wrong layout takes another path than
-eager. The fake kernels of torch 2.11 to 2.13 are wrong for some dozens of ops once their arguments
+eager. The fake kernels of torch 2.11 to 2.15 are wrong for some dozens of ops once their arguments
 lie in memory in mixed ways (layer_norm's backward, roll, hardswish's backward, ...), for dimensions
 of size 1, and for the workspace of the CPU's recurrent layers. There the real kernel is asked,
 once for each kind of call, on blank tensors of the same layout.

@@ -1,7 +1,8 @@
 """What the allocator really takes for a request of n bytes: the block it hands out.
 
 On the CPU a block is the request. The CUDA caching allocator rounds a request up to 512 bytes and
-then looks for a block (facts of c10/cuda/CUDACachingAllocator.cpp, torch 2.11 to 2.13):
+then looks for a block (facts of c10/cuda/CUDACachingAllocator.cpp, torch 2.11 to 2.13; 2.15 has the
+same sizes):
 
 - up to 1 MiB: the small pool; a block is always split down to the rounded request;
 - above 1 MiB: the smallest cached block that is large enough, else a new segment: 20 MiB for

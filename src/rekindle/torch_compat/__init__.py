@@ -1,69 +1,70 @@
-"""The only room that touches private torch API, for torch 2.11 to 2.13: one module per subject.
+"""The only room that touches private torch API, for torch 2.11 to 2.15: one module per subject.
 
 What the rest of the house may use of it stands in `__all__`, and is imported from here: in which
 subject a name is found may change with a release of torch. Where a release lacks a piece, or may
 have it with another meaning, the fallback stands beside it.
 """
 
-import rekindle.supported_torch  # noqa: F401 (first: it refuses releases that are not supported)
+from rekindle.supported_torch import missing_names_explained  # first: it refuses older releases
 
 # isort: split
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+with missing_names_explained():
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.torch_compat.autograd import (
-    backward_keeps_graph,
-    backward_node,
-    forward_sequence_nr,
-    kept_tensors,
-    node_sequence_nr,
-    outputs_below,
-)
-from rekindle.torch_compat.cuda_kernels import CudaKernel
-from rekindle.torch_compat.dynamo import (
-    CallGuards,
-    GraphBreak,
-    GraphInput,
-    Reading,
-    is_saved_region,
-    read_call,
-)
-from rekindle.torch_compat.dynamo_answers import Ask, Returned, answering, asked
-from rekindle.torch_compat.fake_tensors import (
-    DEVICE_OF,
-    UNSUPPORTED,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    KeptAnswers,
-    default_device,
-    filling_stand_in,
-    new_fake_mode,
-    run_below,
-)
-from rekindle.torch_compat.fx_graphs import add_call
-from rekindle.torch_compat.ops import (
-    bare_call,
-    copy_all,
-    is_higher_order,
-    is_overload,
-    named_call,
-    nn_functions,
-)
-from rekindle.torch_compat.running import (
-    eager_kernels,
-    outside_modes,
-    recurrent_layers_call,
-    run_saved_regions_plainly,
-    transform_around,
-)
-from rekindle.torch_compat.storages import (
-    borrowed,
-    python_references,
-    storage_bytes,
-    storage_key,
-)
+    from rekindle.torch_compat.autograd import (
+        backward_keeps_graph,
+        backward_node,
+        forward_sequence_nr,
+        kept_tensors,
+        node_sequence_nr,
+        outputs_below,
+    )
+    from rekindle.torch_compat.cuda_kernels import CudaKernel
+    from rekindle.torch_compat.dynamo import (
+        CallGuards,
+        GraphBreak,
+        GraphInput,
+        Reading,
+        is_saved_region,
+        read_call,
+    )
+    from rekindle.torch_compat.dynamo_answers import Ask, Returned, answering, asked
+    from rekindle.torch_compat.fake_tensors import (
+        DEVICE_OF,
+        UNSUPPORTED,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        KeptAnswers,
+        default_device,
+        filling_stand_in,
+        new_fake_mode,
+        run_below,
+    )
+    from rekindle.torch_compat.fx_graphs import add_call
+    from rekindle.torch_compat.ops import (
+        bare_call,
+        copy_all,
+        is_higher_order,
+        is_overload,
+        named_call,
+        nn_functions,
+    )
+    from rekindle.torch_compat.running import (
+        eager_kernels,
+        outside_modes,
+        recurrent_layers_call,
+        run_saved_regions_plainly,
+        transform_around,
+    )
+    from rekindle.torch_compat.storages import (
+        borrowed,
+        python_references,
+        storage_bytes,
+        storage_key,
+    )
 
 __all__ = [
     "DEVICE_OF",

@@ -79,7 +79,9 @@ class KeptAnswers:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self.usable = mode.cache_enabled and not mode.cache_crosscheck_enabled and _cache_is_known()
+        told = _told_of_an_answer()
+        self.usable = mode.cache_enabled and not mode.cache_crosscheck_enabled and told is not None
+        self._with_op = told is not None and "func" in told
         self._state = _CacheKeyState(None)  # without symbols there is nothing in it
 
     def ask(
@@ -100,7 +102,8 @@ class KeptAnswers:
         """The answer once more, for arguments of the same kind."""
         entry, key, fresh = kept
         if fresh is None:
-            return self.mode._output_from_cache_entry(self._state, entry, key, func, args)
+            told = (key, func, args) if self._with_op else (key, args)
+            return self.mode._output_from_cache_entry(self._state, entry, *told)
         made = [
             m
             and FakeTensor(
@@ -132,14 +135,23 @@ def _fresh(entry: Any) -> list[Any] | None:
     return found
 
 
+_CACHE_KEY = ("self", "state", "func", "args", "kwargs")
+_TOLD = (
+    ("self", "state", "entry", "key", "func", "args"),  # torch 2.11 to 2.14
+    ("self", "state", "entry", "key", "args"),  # since 2.15
+)
+
+
 @functools.cache
-def _cache_is_known() -> bool:
-    """Whether this release keeps answers in the form that is used here."""
-    expected = {
-        "_cache_key": ["self", "state", "func", "args", "kwargs"],
-        "_output_from_cache_entry": ["self", "state", "entry", "key", "func", "args"],
-    }
-    return isinstance(getattr(FakeTensorMode, "cache", None), dict) and all(
-        list(inspect.signature(getattr(FakeTensorMode, name, bool)).parameters) == parameters
-        for name, parameters in expected.items()
-    )
+def _told_of_an_answer() -> tuple[str, ...] | None:
+    """The parameters of torch's function that repeats an answer; None where this release keeps
+    answers in a form that is not known here."""
+    key = _parameters("_cache_key")
+    told = _parameters("_output_from_cache_entry")
+    kept = isinstance(getattr(FakeTensorMode, "cache", None), dict)
+    return told if kept and key == _CACHE_KEY and told in _TOLD else None
+
+
+def _parameters(name: str) -> tuple[str, ...]:
+    method = getattr(FakeTensorMode, name, None)
+    return () if method is None else tuple(inspect.signature(method).parameters)

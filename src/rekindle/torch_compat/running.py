@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from rekindle.errors import RekindleError
+from rekindle.supported_torch import tested
+
 
 class eager_kernels:
     """Ops called inside run the kernels that eager runs, and nothing around them.
@@ -34,6 +37,24 @@ class eager_kernels:
             torch.set_autocast_enabled(device, True)
 
 
+@functools.cache
+def _generator_name() -> str:
+    """What `checkpoint(..., use_reentrant=False)` runs a region by."""
+    # torch 2.14 gave it another name, and kept a function under the old one that nothing calls: to
+    # replace that has no effect, and the backward would record the regions' second runs.
+    names = (
+        "_checkpoint_without_reentrant_generator_impl",  # since 2.14
+        "_checkpoint_without_reentrant_generator",
+    )
+    found = [name for name in names if hasattr(torch.utils.checkpoint, name)]
+    if not found:
+        raise RekindleError(
+            f"torch {torch.__version__} runs torch.utils.checkpoint in another way than the tested "
+            f"releases ({tested()}); install one of those"
+        )
+    return found[0]
+
+
 @contextlib.contextmanager
 def run_saved_regions_plainly() -> Iterator[None]:
     """torch.utils.checkpoint inside a model becomes plain code: the schedule decides what is kept,
@@ -51,13 +72,10 @@ def run_saved_regions_plainly() -> Iterator[None]:
     def plain_generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
         yield
 
-    names = {
-        "CheckpointFunction": Plain,
-        "_checkpoint_without_reentrant_generator": plain_generator,
-    }
-    saved = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    for name in saved:
-        setattr(module, name, names[name])
+    names = {"CheckpointFunction": Plain, _generator_name(): plain_generator}
+    saved = {name: getattr(module, name) for name in names}
+    for name, plain in names.items():
+        setattr(module, name, plain)
     try:
         yield
     finally:
