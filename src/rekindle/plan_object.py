@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from rekindle.capture import JointGraph
-from rekindle.frontend import Reading
 from rekindle.core import Problem, Schedule, Status
 from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import PlanMismatch, RekindleError
+from rekindle.frontend import Reading
 from rekindle.pipeline import Captured, capture_for, check_options, plan_again, plan_call, recorded
 from rekindle.planning_progress import planning_shown
 from rekindle.plans.options import DEFAULTS, OnMiss, Options, as_args
@@ -33,7 +33,8 @@ from rekindle.profile import Profile
 from rekindle.program import Program
 from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import Manager, manage
+from rekindle.runtime.managed_module import manage
+from rekindle.runtime.plan_table import Manager
 from rekindle.runtime.runner import Runner
 from rekindle.self_check import try_untested_torch
 from rekindle.solve.pareto import Point, pareto

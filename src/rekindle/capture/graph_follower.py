@@ -9,6 +9,7 @@ import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -186,7 +187,7 @@ class _Run:
 
     def value(self, node: fx.Node) -> Any:
         if node not in self.values:
-            assert self.example is not None and node.op == "placeholder"
+            assert self.example is not None  # subgraphs are given all their inputs
             self.values[node] = self.follower.enter(node, self.example(node))
         return self.values[node]
 
@@ -234,20 +235,20 @@ class _Attributes:
         self.__dict__.update(items)
 
 
+@dataclass(frozen=True, slots=True)
 class _State:
     """The grad mode and autocast."""
 
-    __slots__ = ("_autocast", "_grad")
+    grad: bool
+    autocast: tuple[Any, ...]
 
-    @classmethod
-    def now(cls) -> "_State":
-        new = cls()
-        new._grad, new._autocast = torch.is_grad_enabled(), autocast_state()
-        return new
+    @staticmethod
+    def now() -> "_State":
+        return _State(torch.is_grad_enabled(), autocast_state())
 
     def set(self) -> None:
-        torch._C._set_grad_enabled(self._grad)
-        set_autocast(self._autocast)
+        torch._C._set_grad_enabled(self.grad)
+        set_autocast(self.autocast)
 
 
 def _check_plain(name: str, tensor: torch.Tensor) -> None:

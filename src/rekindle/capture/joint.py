@@ -20,7 +20,7 @@ from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
 from rekindle.capture.node_facts import Source, facts
 from rekindle.capture.recorder import Recorder, Scalar
-from rekindle.errors import CaptureError, NothingToPlan
+from rekindle.errors import NothingToPlan
 from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_key
 
 
@@ -256,9 +256,7 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
     return hook
 
 
-def _default_tangents(
-    follower: Follower, tensors: Sequence[torch.Tensor]
-) -> tuple[Tangent, ...]:
+def _default_tangents(follower: Follower, tensors: Sequence[torch.Tensor]) -> tuple[Tangent, ...]:
     """Gradients arrive for the loss, where the call returns one that is called so; else for all
     scalars, where it returns one (what forward stores beside it may be a part of the loss); else
     for all outputs."""

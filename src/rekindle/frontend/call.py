@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import Ask, GraphBreak, GraphInput, Reading, Returned, answering, outside_modes
+from rekindle.torch_compat import (
+    Ask,
+    GraphBreak,
+    GraphInput,
+    Reading,
+    Returned,
+    answering,
+    outside_modes,
+)
 from rekindle.torch_compat import read_call as _read_call
 
 __all__ = ["Ask", "Call", "GraphInput", "Reading", "read"]

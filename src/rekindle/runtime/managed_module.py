@@ -14,7 +14,7 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -178,9 +178,9 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             except AnswerChanged as changed:
                 return _missed(model, manager, call, str(changed))
     if torch.is_grad_enabled() is manager.plans_gradients:
-        entry = manager.read_again(model, call)
-        if entry is not None:
-            return _run(manager, entry, scope)
+        found = manager.read_again(model, call)
+        if found is not None:
+            return _run(manager, found, scope)
     return _missed(model, manager, call, None)
 
 

@@ -99,7 +99,12 @@ class _Surroundings:
 
     def _now(self) -> tuple[Any, Any]:
         # Counters of operations follow modules by hooks that change nothing.
-        hooks = [h for t in self._TABLES for h in t.values() if getattr(h, "__module__", None) != _TRACKER]
+        hooks = [
+            h
+            for t in self._TABLES
+            for h in t.values()
+            if getattr(h, "__module__", None) != _TRACKER
+        ]
         return hooks, [(cls.forward, cls.__call__) for cls in self._classes]
 
     def as_before(self) -> bool:
@@ -201,7 +206,7 @@ def read_call(
     graph, inputs = found[-1]
     index = {given.expression: i for i, given in enumerate(inputs)}
     asked = tuple((index[name], a, v) for (name, a), v in aspects.items() if name in index)
-    name = graph.meta["backend_id"] if "backend_id" in graph.meta else graph._backend_id
+    name = graph.meta.get("backend_id") or graph._backend_id
 
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
         return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)

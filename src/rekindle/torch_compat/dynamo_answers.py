@@ -156,7 +156,7 @@ def _codes(places: Iterable[tuple[str, str]]) -> dict[types.CodeType, tuple[str,
     found = {}
     for module, name in places:
         function = getattr(sys.modules.get(module), name, None)
-        if hasattr(function, "__code__"):
+        if isinstance(function, types.FunctionType):
             found[function.__code__] = (module, name)
     return found
 
@@ -289,6 +289,7 @@ def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numbers_answered(ask: Ask) -> Iterator[None]:
+    """`.item()`, and a tensor as the condition of a branch, become what the data says."""
     from torch._dynamo.symbolic_convert import (
         InliningGeneratorInstructionTranslator,
         InliningInstructionTranslator,
@@ -297,60 +298,13 @@ def _numbers_answered(ask: Ask) -> Iterator[None]:
     )
     from torch._dynamo.variables import TensorVariable
 
-    def number(tensor: Any, tx: Any) -> Any:
-        """The number in a tensor, or None where it belongs to no graph that runs once."""
-        output = tx.output
-        if tensor.proxy.tracer is not output.root_tracer or len(output.tracers) > 1:
-            return None
-        node = tensor.proxy.node
-        example = node.meta.get("example_value")
-        if example is None or example.numel() != 1:
-            return None
-        answer = ask(output.graph, output.nn_modules, node)
-        # Inputs that no node reads are taken out of the graph, and this one is asked again.
-        output.create_proxy("call_function", asked, (tensor.as_proxy(),), {})
-        return _constant(answer)
-
     read_item = TensorVariable.method_item
 
     @functools.wraps(read_item)
     def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
         tx = args[0] if args and isinstance(args[0], InstructionTranslatorBase) else None
-        tx = tx or InstructionTranslator.current_tx()
-        found = number(self, tx)
+        found = _number(ask, self, tx or InstructionTranslator.current_tx())
         return read_item(self, *args, **kwargs) if found is None else found
-
-    def truth(tx: Any) -> bool | None:
-        """What the tensor on top of the stack means to an `if`, if a tensor is there."""
-        top = tx.stack[-1]
-        if not isinstance(top, TensorVariable):
-            return None
-        found = number(top, tx)
-        return None if found is None else bool(found.value)
-
-    def jump(read: Any, when: bool, keeps: bool) -> Any:
-        def decide(self: Any, instruction: Any) -> None:
-            answer = truth(self)
-            if answer is None:
-                read(self, instruction)
-                return
-            if not (keeps and answer is when):
-                self.pop()
-            if answer is when:
-                self.jump(instruction)
-
-        return decide
-
-    def put(read: Any, change: Callable[[bool], bool]) -> Any:
-        def decide(self: Any, instruction: Any) -> None:
-            answer = truth(self)
-            if answer is None:
-                read(self, instruction)
-                return
-            self.pop()
-            self.push(_constant(change(answer)))
-
-        return decide
 
     translators = (
         *(InstructionTranslator, InliningInstructionTranslator),
@@ -361,17 +315,61 @@ def _numbers_answered(ask: Ask) -> Iterator[None]:
         for cls, table in saved:
             cls.dispatch_table = list(table)
             for name, opcode in dis.opmap.items():
-                if table[opcode] is None:
-                    continue
-                if "JUMP" in name and name.endswith(("IF_TRUE", "IF_FALSE", "_OR_POP")):
-                    keeps = name.endswith("_OR_POP")
-                    cls.dispatch_table[opcode] = jump(table[opcode], "IF_TRUE" in name, keeps)
-                elif name == "UNARY_NOT":
-                    cls.dispatch_table[opcode] = put(table[opcode], lambda answer: not answer)
-                elif name == "TO_BOOL":
-                    cls.dispatch_table[opcode] = put(table[opcode], lambda answer: answer)
+                decide = None if table[opcode] is None else _decision(ask, name, table[opcode])
+                if decide is not None:
+                    cls.dispatch_table[opcode] = decide
         try:
             yield
         finally:
             for cls, table in saved:
                 cls.dispatch_table = table
+
+
+def _number(ask: Ask, tensor: Any, tx: Any) -> Any:
+    """The number in a tensor, as Dynamo's constant; None where it is no single number, or where
+    the tensor belongs to a subgraph, which may run another number of times."""
+    output = tx.output
+    if tensor.proxy.tracer is not output.root_tracer or len(output.tracers) > 1:
+        return None
+    node = tensor.proxy.node
+    example = node.meta.get("example_value")
+    if example is None or example.numel() != 1:
+        return None
+    answer = ask(output.graph, output.nn_modules, node)
+    # Inputs that no node reads are taken out of the graph, and this one is asked again.
+    output.create_proxy("call_function", asked, (tensor.as_proxy(),), {})
+    return _constant(answer)
+
+
+def _decision(ask: Ask, name: str, read: Any) -> Any:
+    """In place of `read`, what runs an instruction of this name; None where it decides nothing."""
+    jumps = "JUMP" in name and name.endswith(("IF_TRUE", "IF_FALSE", "_OR_POP"))
+    if not jumps and name not in ("UNARY_NOT", "TO_BOOL"):
+        return None
+
+    def decide(self: Any, instruction: Any) -> None:
+        answer = _truth(ask, self)
+        if answer is None:
+            read(self, instruction)
+        elif not jumps:
+            self.pop()
+            self.push(_constant(answer is (name == "TO_BOOL")))
+        else:
+            taken = answer is ("IF_TRUE" in name)
+            if not (taken and name.endswith("_OR_POP")):  # which leaves the tensor where it jumps
+                self.pop()
+            if taken:
+                self.jump(instruction)
+
+    return decide
+
+
+def _truth(ask: Ask, tx: Any) -> bool | None:
+    """What the tensor on top of the stack means to an `if`, if a tensor is there."""
+    from torch._dynamo.variables import TensorVariable
+
+    top = tx.stack[-1]
+    if not isinstance(top, TensorVariable):
+        return None
+    found = _number(ask, top, tx)
+    return None if found is None else bool(found.value)
