@@ -6,12 +6,12 @@ The claims: for GPT-2 with 24 layers, finding out whether a plan covers a call t
 the first plan from nothing takes at most 1.5 times as long as with another checkout (950eb75, where
 `--against` names a folder that holds it, built).
 
-Checks are all of a managed call that is not the plan's own forward: the call's time less that of
-the runner in it. The median and the least over the calls are given, with eager's time of the same
-call. The first plan is made with an empty cache and keeps everything, so that no solver runs; each
-is made in a process of its own, by the checkouts in turn, and the ratio is that of the medians of
-the processor's time. `solved_s` is the clock's time of a plan at 0.6 with the solver, whose limit
-is 5 s.
+`guards_ms` is the evaluation of the guards; `around_ms` is all of a managed call that is not the
+plan's own forward: the call's time less that of the runner in it. The median and the least over the
+calls are given, with eager's time of the same call. The first plan is made with an empty cache and
+keeps everything, so that no solver runs; each is made in a process of its own, by the checkouts in
+turn, and the ratio is that of the medians of the processor's time. `solved` is a plan at 0.6 with
+the solver, whose limit is 5 s.
 """
 
 import argparse
@@ -62,15 +62,14 @@ def checks(num_layers: int, num_calls: int) -> dict[str, Any]:
     core: Any = importlib.import_module("rekindle.core")
     runners: Any = importlib.import_module("rekindle.runtime.runner")
     managed = rekindle.rematerialize(model, kwargs=kwargs, schedule=core.keep_all, on_miss="raise")
-    inside: list[float] = []
-    run = runners.Runner.__call__
-
-    def timed(self: Any, *args: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return run(self, *args)
-        finally:
-            inside.append(time.perf_counter() - started)
+    spans: dict[str, list[float]] = {"runner": [], "guards": []}
+    owners = [(runners.Runner, "__call__", "runner")]
+    guards = getattr(importlib.import_module("rekindle.torch_compat.dynamo"), "CallGuards", None)
+    if guards is not None:  # not where a plan is matched by hand
+        owners.append((guards, "check", "guards"))
+    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in owners]
+    for owner, name, span in owners:
+        setattr(owner, name, _timed(vars(owner)[name], spans[span]))
 
     def seconds(call: Any) -> float:
         started = time.perf_counter()
@@ -79,25 +78,45 @@ def checks(num_layers: int, num_calls: int) -> dict[str, Any]:
         loss.backward()
         return spent
 
-    runners.Runner.__call__ = timed
     try:
         for _ in range(5):
             seconds(managed)
-        inside.clear()
+        for span in spans.values():
+            span.clear()
         spent, eager = [], []
         for _ in range(num_calls):
             spent.append(seconds(managed))
             eager.append(seconds(model))
     finally:
-        runners.Runner.__call__ = run
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+    inside = spans["runner"]
     assert len(inside) == num_calls, "a managed call did not run its plan once"
     around = [1e3 * (whole - part) for whole, part in zip(spent, inside, strict=True)]
     return {
         "num_calls": num_calls,
-        "checks_ms": {"median": _ms(statistics.median(around)), "least": _ms(min(around))},
+        "around_ms": _middle(around),
+        "guards_ms": _middle([1e3 * s for s in spans["guards"]]),
         "managed_forward_ms": _ms(1e3 * statistics.median(spent)),
         "eager_forward_ms": _ms(1e3 * statistics.median(eager)),
     }
+
+
+def _timed(function: Any, into: list[float]) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            into.append(time.perf_counter() - started)
+
+    return call
+
+
+def _middle(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": _ms(statistics.median(values)), "least": _ms(min(values))}
 
 
 def _ms(value: float) -> float:
