@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpt2 import gpt2
 
 import rekindle
 from rekindle import pipeline
@@ -36,23 +36,6 @@ STAGES = {
     (pipeline, "choose"): "choose",
 }
 BUDGET = 0.6
-
-
-def gpt2(num_layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """The ops of GPT-2, narrow: what planning costs hangs on how many there are."""
-    sys.path.append(str(Path(__file__).parents[2] / "tests"))
-    import transformers
-    from support import torchvision_on_cpu
-
-    if "torchvision" not in sys.modules:
-        torchvision_on_cpu.install()
-    transformers.logging.set_verbosity_error()
-    config = transformers.GPT2Config(
-        n_layer=num_layers, n_embd=64, n_head=4, vocab_size=512, n_positions=64, use_cache=False
-    )
-    torch.manual_seed(0)
-    ids = torch.randint(0, 512, (2, 32))
-    return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from typing import Any
 
 import again
 import torch
+from gpt2 import gpt2
 from torch import nn
 
 import rekindle
@@ -56,12 +57,12 @@ def transformer_36_36() -> Call:
 
 
 def gpt2_96() -> Call:
-    model, kwargs = again.gpt2(96)
+    model, kwargs = gpt2(96)
     return model, (), kwargs, lambda out: out.loss
 
 
 def t5_base() -> Call:
-    again.gpt2(1)  # transformers, with what it needs on a CPU
+    gpt2(1)  # transformers, with what it needs on a CPU
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(

@@ -7,7 +7,7 @@ from support.living.cases import Living, Note, case
 from torch import Tensor
 
 
-@case("e11", quick=True)
+@case("e11")
 class ActivationInTheLoss(Living):
     def middle(self, h: Tensor) -> Tensor:
         self.h = torch.sin(h)

@@ -148,7 +148,7 @@ class ChangedInAnotherThread(CallFromAnotherThread):
             self.change()
 
 
-@case(quick=True)
+@case()
 class AutocastToggled(Dropping):
     amp = False
 
@@ -178,7 +178,7 @@ class AutocastOfAnotherDtype(AutocastToggled):
     kind = torch.bfloat16
 
 
-@case(steady=False, shows=False, quick=True)
+@case(steady=False, shows=False)
 class EvalForOneStep(Dropping):
     def before(self, step: int) -> None:
         self.train(step != 1)
@@ -237,7 +237,8 @@ class DefaultDeviceChanged(Living):
 @case()
 class DeterministicToggled(Dropping):
     def before(self, step: int) -> None:
-        torch.use_deterministic_algorithms(step == 2, warn_only=True)
+        if step >= 2:
+            torch.use_deterministic_algorithms(step == 2, warn_only=step == 2)
 
     def leave(self) -> None:
         torch.use_deterministic_algorithms(False)
@@ -272,7 +273,7 @@ class AsksWhetherItIsCompiled(nn.Module):
         return x * 2 if torch.compiler.is_compiling() else x * 3
 
 
-@case(quick=True)
+@case()
 class UserCompilesMeanwhile(Dropping):
     """The user's own torch.compile is told that it compiles, the managed model that it does not."""
 
@@ -315,7 +316,7 @@ class UserCompilesTheModel(Dropping):
         self.asked = True
 
 
-@case(quick=True)
+@case()
 class AsksWhetherItIsTraced(Living):
     def middle(self, h: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.jit.is_scripting():

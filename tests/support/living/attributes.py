@@ -25,7 +25,7 @@ class PrivateAttribute(Living):
         self._scale = 3.0
 
 
-@case("e4", quick=True)
+@case("e4")
 class ListChangedInPlace(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Mode(enum.Enum):
     RELU = "relu"
 
 
-@case("e4", quick=True)
+@case("e4")
 class EnumAttribute(Living):
     def __init__(self) -> None:
         super().__init__()

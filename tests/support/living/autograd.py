@@ -88,7 +88,7 @@ class CheckpointWithoutItsStream(Checkpointed):
         self.block[2].p = 0.0
 
 
-@case("e17", quick=True)
+@case("e17")
 class TorchScriptFunction(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Twice(Living):
         (self.loss(first) + self.loss(second)).backward()
 
 
-@case(quick=True)
+@case()
 class TwoCallsBeforeTheBackward(Twice):
     def change(self) -> None:
         self.register_buffer("unused", torch.zeros(1))

@@ -87,7 +87,7 @@ class BufferCountsAndIsRead(Living):
         return h * (0.5 if int(self.calls) < 3 else 2.0)
 
 
-@case(quick=True)
+@case()
 class BranchOnAnInput(Living):
     def forward(self, x: Tensor, flag: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))

@@ -32,7 +32,7 @@ class Saved(Dropping):
         return torch.load(file, weights_only=False)
 
 
-@case("a4", quick=True)
+@case("a4")
 class DeeplyCopied(Dropping):
     """The copy is managed, and is another model."""
 
@@ -64,7 +64,7 @@ class AverageOfWeights(Dropping):
         return getattr(self, "got", None)
 
 
-@case("a4", quick=True)
+@case("a4")
 class ManagedTwice(Dropping):
     def before(self, step: int) -> nn.Module | None:
         if step != 2 or not hasattr(self, "plans"):
@@ -89,7 +89,7 @@ class InARegistry(Registry):
         return sorted(Registry.kinds)
 
 
-@case("e17", quick=True)
+@case("e17")
 class AsksForItsClass(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * 2 if type(self) is AsksForItsClass else h * 3

@@ -251,7 +251,7 @@ class RunningNumber(Living):
         return self.level
 
 
-@case("e2", steady=False, quick=True)
+@case("e2", steady=False)
 class CacheOnSelf(Living):
     """A table made at the first call and found at the others."""
 
@@ -291,7 +291,7 @@ class FirstCallInitializes(Living):
         return self.initialized
 
 
-@case("e6", breaks=True, steady=False, quick=True)
+@case("e6", breaks=True, steady=False)
 class IteratorOfScales(Living):
     def __init__(self) -> None:
         super().__init__()

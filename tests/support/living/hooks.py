@@ -35,7 +35,7 @@ class WithInner(Living):
         return self.inner(h, shift=0.5)
 
 
-@case("e9", quick=True)
+@case("e9")
 class ForwardHookAdded(WithInner):
     def change(self) -> None:
         self.inner.register_forward_hook(lambda module, args, out: out * 2)
@@ -65,7 +65,7 @@ class ForwardHookReplacedInItsPlace(ForwardHookRemoved):
         self.inner._forward_hooks[self.handle.id] = lambda module, args, out: out * 3
 
 
-@case("e9", quick=True)
+@case("e9")
 class ForwardPreHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
@@ -114,13 +114,15 @@ class HookReadsItsObject(WithInner):
         self.gain.gain = 0.5
 
 
-@case("e9")
+@case("e9", shows=False)
 class HookOnTheModelItself(WithInner):
+    """A managed model has a table of hooks of its own, to which a handle from before is no key."""
+
     def prepare(self) -> None:
-        self.handle = self.register_forward_hook(lambda module, args, out: out * 2)
+        self.register_forward_hook(lambda module, args, out: out * 2)
 
     def change(self) -> None:
-        self.handle.remove()
+        self._forward_hooks.clear()
         self.register_forward_hook(lambda module, args, out: out - 1)
 
 
@@ -254,7 +256,7 @@ class PatchTakenBack(WithInner):
         del self.inner.forward
 
 
-@case("e9")
+@case("e9", quick=True)
 class ClassForwardPatched(WithInner):
     """A library that patches a class when it is told to, as kernels for transformers do."""
 

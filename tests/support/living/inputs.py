@@ -48,7 +48,7 @@ class InputIsAView(InputWrittenWhereBothAreOne):
         return (x[:BATCH], x[BATCH:] if step < 2 else x[10 : BATCH + 10]), {}
 
 
-@case("e9", quick=True)
+@case("e9")
 class InputIsAParameter(Living):
     """A weight given from outside that becomes one of the model's own."""
 
@@ -186,7 +186,7 @@ class SavedOutputDataWritten(EndsInTanh):
         return out
 
 
-@case("e8", quick=True)
+@case("e8")
 class DetachedOutputZeroed(EndsInTanh):
     def write(self, out: Tensor, x: Tensor) -> Tensor:
         out.detach().zero_()
@@ -223,7 +223,7 @@ class HiddenOutputDetachedAndWritten(SecondOutputWritten):
         return out
 
 
-@case("e8", quick=True)
+@case("e8")
 class InputRefilledWhereItIsSaved(Written):
     """Eager refuses: the first layer's weight needs the input."""
 
@@ -298,7 +298,7 @@ class SampleIsNoLeaf(Living):
         return (data(step, requires_grad=True) * 1,), {}
 
 
-@case(quick=True)
+@case()
 class OtherShape(Living):
     def inputs(self, step: int) -> Any:
         return (data(step, 64 if step < 2 else 48, WIDTH),), {}

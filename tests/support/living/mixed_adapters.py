@@ -38,7 +38,7 @@ class LowRanks(Living):
         return h
 
 
-@case("mix", quick=True)
+@case("mix")
 class AdaptersRescaledOne(LowRanks):
     """Two blocks of one class, of which one changes."""
 

@@ -36,13 +36,13 @@ class Adversary(Living):
         self.requires_grad_(True)
 
 
-@case("mix")
+@case("mix", steady=False)
 class TrainedInTurn(Adversary):
     def change(self) -> None:
         self.noise.scales[0] = 0.5
 
 
-@case("mix", shows=False)
+@case("mix", steady=False, shows=False)
 class TeacherOfItself(Shares):
     """A teacher that is a deep copy of the managed model, in eval mode, its weights averaged."""
 
@@ -109,7 +109,7 @@ class Part(Living):
         return self.block(h)
 
 
-@case("mix")
+@case("mix", breaks=True, steady=False)
 class ManagedInsideOfManaged(Outer):
     def before(self, step: int) -> None:
         if step == 1 and "plans" in dir(self):

@@ -23,7 +23,7 @@ class Between(Shares):
         self.loss(out).backward()
 
 
-@case("mix", quick=True)
+@case("mix")
 class ListChangedBeforeTheBackward(Between):
     def meddle(self) -> None:
         self.block.scales[0] += 0.5

@@ -14,7 +14,7 @@ from support.living.cases import Living, Note, case
 from torch import Tensor
 
 
-@case("e3", breaks=True, quick=True)
+@case("e3", breaks=True)
 class WarnsInForward(Living):
     def middle(self, h: Tensor) -> Tensor:
         warnings.warn("the model says: deprecated", UserWarning, stacklevel=2)
@@ -78,7 +78,7 @@ class LogsInForward(Living):
         LOGGED.clear()
 
 
-@case("e4", breaks=True, quick=True)
+@case("e4", breaks=True)
 class ReadsTheEnvironment(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * 3 if os.environ.get("REKINDLE_TEST_LIVING") == "1" else h * 2

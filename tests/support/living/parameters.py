@@ -93,7 +93,7 @@ class WeightsUntied(Layered):
         self.layers[1].weight = nn.Parameter(self.layers[0].weight.detach() * 0.5)
 
 
-@case("e9", quick=True)
+@case("e9")
 class WeightsTied(Layered):
     def change(self) -> None:
         self.layers[1].weight = self.layers[0].weight
@@ -193,7 +193,7 @@ class PrunedFurther(Living):
         prune.ln_structured(self.first, "weight", 0.5, n=2, dim=0)
 
 
-@case("e17", quick=True)
+@case("e17")
 class WeightNormAdded(Living):
     def change(self) -> None:
         parametrizations.weight_norm(self.first)
@@ -257,7 +257,7 @@ class ParametrizationAdded(Layered):
         parametrize.register_parametrization(self.layers[0], "weight", Symmetric())
 
 
-@case("e9", quick=True)
+@case("e9")
 class Frozen(Layered):
     def change(self) -> None:
         self.first.requires_grad_(False)

@@ -43,7 +43,7 @@ class OwnNumpyGenerator(Living):
         return self.source
 
 
-@case("e6", breaks=True, quick=True)
+@case("e6", breaks=True)
 class PythonRandom(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * random.random()
@@ -89,7 +89,7 @@ class OwnGenerator(Living):
         return self.source
 
 
-@case("e1", quick=True)
+@case("e1")
 class OwnGeneratorRand(OwnGenerator):
     def middle(self, h: Tensor) -> Tensor:
         return h * torch.rand(h.shape, generator=self.source)
@@ -206,7 +206,7 @@ class SeedSetInForward(Living):
         return torch.sin(h * torch.rand_like(h))
 
 
-@case("e5", breaks=True, quick=True)
+@case("e5", breaks=True)
 class ForkedStream(Living):
     def middle(self, h: Tensor) -> Tensor:
         with torch.random.fork_rng():

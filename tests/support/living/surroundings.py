@@ -25,7 +25,7 @@ class GlobalNumber(Living):
         SCALE = 2.0
 
 
-@case("e4", quick=True)
+@case("e4")
 class ModuleLevelList(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * NUMBERS[0] + NUMBERS[1]
@@ -79,7 +79,7 @@ def scaled(h: Tensor, scale: float = 2.0) -> Tensor:
     return h * scale
 
 
-@case("e4", quick=True)
+@case("e4")
 class DefaultArgument(Living):
     def middle(self, h: Tensor) -> Tensor:
         return scaled(h)
@@ -91,7 +91,7 @@ class DefaultArgument(Living):
         scaled.__defaults__ = (2.0,)
 
 
-@case("e4", quick=True)
+@case("e4")
 class ClassAttribute(Living):
     scale = 2.0
 
@@ -116,7 +116,7 @@ class ClassAttributeShadowed(Living):
         self.scale = 3.0
 
 
-@case("e4", quick=True)
+@case("e4")
 class PropertyReadsAnother(Living):
     def __init__(self) -> None:
         super().__init__()
