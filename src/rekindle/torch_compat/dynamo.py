@@ -8,7 +8,10 @@ settings hold for one trace alone.
 
 import builtins
 import contextlib
+import operator
+import os
 import random
+import sys
 import types
 import warnings
 import weakref
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rekindle.torch_compat.dynamo_answers import Unguarded
 from rekindle.torch_compat.running import outside_modes
 
 
@@ -69,7 +73,9 @@ class CallGuards:
         if self._unwatched:
             return f"{self._unwatched[0]} is alive"
         if not self._surroundings.as_before():
-            return "hooks of all modules and forward methods of classes are as they were"
+            return (
+                "hooks of all modules, methods of classes, imports and os.environ are as they were"
+            )
         with outside_modes():
             found = self._manager.check_verbose(scope)
         if found.result:
@@ -78,37 +84,51 @@ class CallGuards:
 
 
 _TRACKER = "torch.utils.module_tracker"
+_METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
 class _Surroundings:
-    """What Dynamo reads of modules and does not guard: hooks of all modules, and the methods that
-    calling a module ends in."""
+    """What Dynamo reads and does not guard: hooks of all modules, what the classes of the modules
+    define, modules that forward imports, and the environment."""
 
-    __slots__ = ("_classes", "_hooks", "_methods")
-    _TABLES = tuple(
+    __slots__ = ("_environment", "_expected", "_imported", "_tables")
+    _HOOKS = tuple(
         table
         for name, table in sorted(vars(torch.nn.modules.module).items())
         if name.startswith("_global_") and isinstance(table, dict)
     )
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Any, unguarded: Unguarded) -> None:
         model = getattr(forward, "__self__", None)
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-        self._classes = tuple({type(m): None for m in modules})
-        self._hooks, self._methods = self._now()
+        classes = {cls: None for m in modules for cls in type(m).__mro__}
+        self._tables = []
+        for cls in classes:
+            table = vars(cls)
+            own = not cls.__module__.startswith(("torch.", "builtins"))
+            names = [n for n, v in table.items() if isinstance(v, _METHODS)] if own else []
+            names += [n for n in ("forward", "__call__") if n in table and n not in names]
+            if names:
+                self._tables.append((table, own, operator.itemgetter(*names)))
+        self._imported = unguarded.imported
+        self._environment = unguarded.environment
+        self._expected = self._now()
 
-    def _now(self) -> tuple[Any, Any]:
+    def _now(self) -> Any:
         # Counters of operations follow modules by hooks that change nothing.
-        hooks = [
-            h
-            for t in self._TABLES
-            for h in t.values()
-            if getattr(h, "__module__", None) != _TRACKER
-        ]
-        return hooks, [(cls.forward, cls.__call__) for cls in self._classes]
+        hooks = [hook for table in self._HOOKS for hook in table.values()]
+        return (
+            [hook for hook in hooks if getattr(hook, "__module__", None) != _TRACKER],
+            [(methods(table), own and len(table)) for table, own, methods in self._tables],
+            [sys.modules.get(name) for name in self._imported],
+            dict(os.environ) if self._environment else None,
+        )
 
     def as_before(self) -> bool:
-        return self._now() == (self._hooks, self._methods)
+        try:
+            return bool(self._now() == self._expected)
+        except KeyError:  # a method that was taken away
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +170,10 @@ _AS_EAGER = {
 def read_call(
     function: Callable[..., Any],
     scope: Mapping[str, Any],
-    adapt: Callable[[], contextlib.AbstractContextManager[Mapping[tuple[str, str], Any]]],
+    adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
-    changes to Dynamo that hold while it reads, and gives the aspects of tensors that were read and
-    are not guarded, by source and attribute."""
+    changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
     import torch._dynamo as dynamo
     from torch._dynamo import convert_frame
     from torch._dynamo.exc import TorchDynamoException
@@ -181,7 +200,7 @@ def read_call(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
-        aspects = stack.enter_context(adapt())
+        unguarded = stack.enter_context(adapt())
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
         modes = getattr(convert_frame, "torch_function_mode_stack_state_mgr", None)
@@ -198,14 +217,16 @@ def read_call(
         except TorchDynamoException as error:
             raise _graph_break(error) from error
         with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
-            guards = _guards(code, output.tracer_output.output_graph, scope["forward"])
+            guards = _guards(code, output.tracer_output.output_graph, unguarded, scope["forward"])
     bytecode = output.bytecode
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
         return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace), ())
     graph, inputs = found[-1]
     index = {given.expression: i for i, given in enumerate(inputs)}
-    asked = tuple((index[name], a, v) for (name, a), v in aspects.items() if name in index)
+    asked = tuple(
+        (index[name], a, v) for (name, a), v in unguarded.aspects.items() if name in index
+    )
     name = graph.meta.get("backend_id") or graph._backend_id
 
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,7 +258,9 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
     return tuple(found)
 
 
-def _guards(code: types.CodeType, output_graph: Any, forward: Any) -> CallGuards:
+def _guards(
+    code: types.CodeType, output_graph: Any, unguarded: Unguarded, forward: Any
+) -> CallGuards:
     from torch._dynamo.guards import CheckFunctionManager
 
     unwatched: list[str] = []
@@ -253,7 +276,7 @@ def _guards(code: types.CodeType, output_graph: Any, forward: Any) -> CallGuards
             return id(obj)
 
     manager = Manager(code, output_graph)
-    return CallGuards(manager.guard_manager, unwatched, _Surroundings(forward))
+    return CallGuards(manager.guard_manager, unwatched, _Surroundings(forward, unguarded))
 
 
 @contextlib.contextmanager

@@ -10,19 +10,36 @@ import dis
 import functools
 import inspect
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import fx
+
+from rekindle.errors import CaptureError
 
 
 class Ask(Protocol):
     """The value of a node of the graph that is being read, `.item()` of it."""
 
     def __call__(self, graph: fx.Graph, attributes: Mapping[str, Any], node: fx.Node) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unguarded:
+    """What was read, and what Dynamo's guards do not hold."""
+
+    aspects: dict[tuple[str, str], Any] = field(default_factory=dict)  # by source and attribute
+    imported: list[str] = field(default_factory=list)  # modules, inside of functions
+    reads: list[str] = field(default_factory=list)
+
+    @property
+    def environment(self) -> bool:
+        return bool(self.reads)
 
 
 def asked(_tensor: torch.Tensor) -> None:
@@ -52,37 +69,43 @@ _OF_SHAPES = (
 )
 # Functions that prepare a model once, at its first call: run as they are, as that call would.
 _PREPARING = (("transformers.utils.output_capturing", "maybe_install_capturing_hooks"),)
+# Code through which os.environ is read.
+_ENVIRONMENT = frozenset(
+    {os.getenv.__code__, type(os.environ).__getitem__.__code__, type(os.environ).get.__code__}
+)
 _UNGUARDED = frozenset({"is_leaf"})  # attributes of a tensor
 # Libraries whose loggers say a thing once; a line less is what a second step would print anyway.
 _QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
 
 
 @contextlib.contextmanager
-def answering(
-    ask: Ask, mark: Callable[..., Any], returned: Returned
-) -> Iterator[dict[tuple[str, str], Any]]:
+def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterator[Unguarded]:
     """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns fills in
-    `returned`, and is no part of the graph. Gives the aspects of tensors that were read and that
-    Dynamo does not guard, by source and attribute."""
-    aspects: dict[tuple[str, str], Any] = {}
+    `returned`, and is no part of the graph. Gives what is read without a guard."""
+    unguarded = Unguarded()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
-        stack.enter_context(_functions_answered(mark, returned))
+        stack.enter_context(_functions_answered(mark, returned, unguarded))
         stack.enter_context(_loggers_answered())
         stack.enter_context(_numbers_answered(ask))
         stack.enter_context(_missing_attributes_guarded())
-        stack.enter_context(_aspects_noted(aspects))
-        yield aspects
+        stack.enter_context(_aspects_noted(unguarded.aspects))
+        stack.enter_context(_imports_noted(unguarded.imported))
+        stack.enter_context(_own_streams_refused())
+        yield unguarded
 
 
 @contextlib.contextmanager
 def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    saved = vars(owner)[name]
+    saved = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, saved)
+        if saved is None:  # it was inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, saved)
 
 
 @contextlib.contextmanager
@@ -124,7 +147,9 @@ def _constant(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _functions_answered(mark: Callable[..., Any], returned: Returned) -> Iterator[None]:
+def _functions_answered(
+    mark: Callable[..., Any], returned: Returned, unguarded: Unguarded
+) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
     answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
@@ -140,6 +165,8 @@ def _functions_answered(mark: Callable[..., Any], returned: Returned) -> Iterato
             return _constant(None)
         if code in answers:
             return _constant(answers[code])
+        if code in _ENVIRONMENT:
+            unguarded.reads.append("os.environ")
         if code in of_shapes:
             return _run_on_shapes(tx, self.fn, args, kwargs)
         if code in preparing:
@@ -288,14 +315,42 @@ def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _imports_noted(imported: list[str]) -> Iterator[None]:
+    """Dynamo imports a module once, and guards nothing about it."""
+
+    def change(name: str, read: Any) -> Any:
+        if name != "IMPORT_NAME":
+            return None
+
+        def note(self: Any, instruction: Any) -> None:
+            imported.append(instruction.argval)
+            read(self, instruction)
+
+        return note
+
+    with _instructions_read(change):
+        yield
+
+
+@contextlib.contextmanager
+def _own_streams_refused() -> Iterator[None]:
+    """A `random.Random` of the model's own would go on from where it was when it was read."""
+    from torch._dynamo.variables.user_defined import RandomVariable
+
+    def refuse(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+        raise CaptureError(
+            "forward draws from a random.Random of its own, which a plan would freeze; draw with "
+            "torch, or from the module `random`"
+        )
+
+    with _set(RandomVariable, "call_method", refuse):
+        yield
+
+
+@contextlib.contextmanager
 def _numbers_answered(ask: Ask) -> Iterator[None]:
     """`.item()`, and a tensor as the condition of a branch, become what the data says."""
-    from torch._dynamo.symbolic_convert import (
-        InliningGeneratorInstructionTranslator,
-        InliningInstructionTranslator,
-        InstructionTranslator,
-        InstructionTranslatorBase,
-    )
+    from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
     from torch._dynamo.variables import TensorVariable
 
     read_item = TensorVariable.method_item
@@ -306,23 +361,37 @@ def _numbers_answered(ask: Ask) -> Iterator[None]:
         found = _number(ask, self, tx or InstructionTranslator.current_tx())
         return read_item(self, *args, **kwargs) if found is None else found
 
+    change = functools.partial(_decision, ask)
+    with _set(TensorVariable, "method_item", method_item), _instructions_read(change):
+        yield
+
+
+@contextlib.contextmanager
+def _instructions_read(change: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Inside, an instruction is read by what `change(name, read)` gives, where it gives something."""
+    from torch._dynamo.symbolic_convert import (
+        InliningGeneratorInstructionTranslator,
+        InliningInstructionTranslator,
+        InstructionTranslator,
+        InstructionTranslatorBase,
+    )
+
     translators = (
         *(InstructionTranslator, InliningInstructionTranslator),
         *(InliningGeneratorInstructionTranslator, InstructionTranslatorBase),
     )
     saved = [(cls, cls.dispatch_table) for cls in translators]
-    with _set(TensorVariable, "method_item", method_item):
+    for cls, table in saved:
+        cls.dispatch_table = list(table)
+        for name, opcode in dis.opmap.items():
+            other = None if table[opcode] is None else change(name, table[opcode])
+            if other is not None:
+                cls.dispatch_table[opcode] = other
+    try:
+        yield
+    finally:
         for cls, table in saved:
-            cls.dispatch_table = list(table)
-            for name, opcode in dis.opmap.items():
-                decide = None if table[opcode] is None else _decision(ask, name, table[opcode])
-                if decide is not None:
-                    cls.dispatch_table[opcode] = decide
-        try:
-            yield
-        finally:
-            for cls, table in saved:
-                cls.dispatch_table = table
+            cls.dispatch_table = table
 
 
 def _number(ask: Ask, tensor: Any, tx: Any) -> Any:
