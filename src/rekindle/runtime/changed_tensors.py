@@ -94,7 +94,9 @@ class Changes:
     def count_writes(self, residents: Sequence[torch.Tensor]) -> None:
         """What eager's kernels do not count, called below autograd: the forward's own writes."""
         if self.written:
-            torch.autograd.graph.increment_version([residents[p] for p in self.written])
+            torch.autograd.graph.increment_version(
+                [residents[p] for p in self.written if not residents[p].is_inference()]
+            )
 
     def begin(self, step: "Step", made: Sequence[torch.Tensor], empty: torch.Tensor) -> None:
         """Notes the versions of everything; called when the forward has run."""
@@ -107,6 +109,8 @@ class Changes:
 
     def share_counters(self, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors to hand out: of those over one storage, all count versions together."""
+        if len(self.leaders) == len(self.leader):
+            return [out.detach() for out in made]
         outs = []
         for slot, leader in enumerate(self.leader):
             out = made[leader].detach()
