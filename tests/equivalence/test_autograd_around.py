@@ -152,6 +152,26 @@ def test_e11_retain_grad_on_an_output(schedule: str, device: torch.device) -> No
         run(KeepsAnActivation, on_an_activation, schedule, device)
 
 
+@EVERY_SCHEDULE
+def test_e11_hooks_on_an_output_that_is_read_inside(schedule: str, device: torch.device) -> None:
+    """One of the caller's is refused; one that sharded modules set on every output is not."""
+    calls = []
+
+    def hook(gradient: Tensor) -> None:
+        calls.append(gradient)
+
+    def step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+        out = model(x)
+        model.seen.register_hook(hook)
+        out.sum().backward()
+        return [out]
+
+    with pytest.raises(PlanMismatch, match="a hook was set on output tensor 1"):
+        run(KeepsAnActivation, step, schedule, device)
+    hook.__module__ = "torch.distributed.fsdp"
+    assert_alike(KeepsAnActivation, step, schedule, device)
+
+
 def plain_step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
     out = model(x)
     out.square().sum().backward()

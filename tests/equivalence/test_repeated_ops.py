@@ -66,6 +66,34 @@ def test_e1_planning_draws_nothing(budget: float, device: torch.device) -> None:
     assert_same(before, streams(model))
 
 
+class OwnMask(nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64).to(device)
+        self.masks = torch.Generator(device).manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.rand(x.shape, generator=self.masks, device=x.device) > 0.3
+        return torch.tanh(self.linear(x)) * mask
+
+
+def test_e1_own_generators_of_stages(device: torch.device) -> None:
+    def record(managed: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(OwnMask(device) for _ in range(6)))
+        x = gaussian(0, device, 256, 64)
+        call = rekindle.sequential(model, x, budget=0.7) if managed else model
+        found: dict[str, Tensor] = {}
+        for step in range(2):
+            out = call(x)
+            out.square().mean().backward()
+            found[f"{step} out"] = out.detach().clone()
+        found |= {name: p.grad for name, p in model.named_parameters()}
+        return found | {f"masks {i}": stage.masks.get_state() for i, stage in enumerate(model)}
+
+    assert_same(record(False), record(True))
+
+
 class StatisticsPerSample(nn.Module):
     def __init__(self) -> None:
         super().__init__()

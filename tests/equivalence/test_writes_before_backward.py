@@ -183,6 +183,55 @@ def test_e8_an_input_refilled(schedule: str, device: torch.device) -> None:
     assert "Change a clone" in got
 
 
+class Counts(nn.Module):
+    """Writes to a buffer and to its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("calls", torch.ones(16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.add_(1)
+        x.mul_(2)
+        out = self.linear(x).tanh() + self.calls
+        return out, out.detach()[0]
+
+
+@EVERY_SCHEDULE
+def test_e8_writes_of_the_forward_itself_are_counted(schedule: str, device: torch.device) -> None:
+    """What the caller's own graph has kept of a buffer or an argument, forward writes over."""
+    torch.manual_seed(0)
+    model = Counts().to(device)
+    inputs = example_of(model, lambda step: gaussian(step, device, 8, 16))
+    for call in (model, manage(inputs, schedule)):
+        for of_buffer in (True, False):
+            x = gaussian(0, device, 8, 16)
+            kept = model.calls if of_buffer else x
+            factor = torch.ones(16, device=device, requires_grad=True)
+            loss = (kept * factor).sum()
+            call(x)
+            with pytest.raises(RuntimeError, match=REFUSED_BY_EAGER):
+                loss.backward()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_e8_without_gradients(mode: Callable[[], Any], device: torch.device) -> None:
+    """Outputs over one storage stay so, and a write through one is seen in the other."""
+    torch.manual_seed(0)
+    plain = Counts().to(device)
+    with mode():
+        expected = plain(gaussian(0, device, 8, 16))
+        torch.manual_seed(0)
+        model = Counts().to(device)
+        inputs = example_of(model, lambda step: gaussian(step, device, 8, 16))
+        got = manage(inputs, "keep-all")(gaussian(0, device, 8, 16))
+        assert all(map(torch.equal, expected, got))
+        assert torch.equal(plain.calls, model.calls)
+        got[1].zero_()
+        assert not got[0][0].any()
+
+
 def random_write(number: int) -> Write:
     source = random.Random(number)
 

@@ -315,13 +315,14 @@ class _Walk:
             if k not in self.ran:
                 self.ran.add(k)
                 if unit.draws:
-                    self.generators[k] = generator_states(self.device)
+                    self.generators[k] = generator_states(self.device, unit.generators)
                 if unit.changes_buffers:
                     self.buffers[k] = [b.clone() for _, _, b in unit.buffers]
             else:
                 if unit.draws:
-                    stack.enter_context(generators_kept(self.device))
-                    set_generator_states(self.device, self.generators[k])
+                    own = unit.generators
+                    stack.enter_context(generators_kept(self.device, own))
+                    set_generator_states(self.device, own, self.generators[k])
                 if unit.changes_buffers:
                     stack.enter_context(_other_buffers(unit, self.buffers[k]))
             return unit(x)

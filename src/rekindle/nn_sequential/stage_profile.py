@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.capture.random_streams import left_alone, reachable_generators
 from rekindle.errors import CaptureError
 from rekindle.nn_sequential.memory_meters import AllocatorMeter, StorageMeter
 from rekindle.nn_sequential.stage_values import detached, tensors_of
@@ -49,28 +50,40 @@ class Unit:
             for name, buffer in module.named_buffers(recurse=False)
         ]
 
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Those that the stages hold themselves."""
+        found = [g for stage in self.stages for g in reachable_generators(stage)]
+        return list({id(g): g for g in found}.values())
+
+
+Own = Sequence[torch.Generator]  # beside the device's
+
 
 @contextlib.contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
+def generators_kept(device: torch.device, own: Own) -> Iterator[None]:
     """Inside, random numbers are drawn as usual; afterwards the generators are as before."""
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), left_alone(own):
         yield
 
 
-def generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
+def generator_states(device: torch.device, own: Own) -> tuple[torch.Tensor, ...]:
     """The states of all generators that a stage may draw from."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
-    return tuple(states)
+    return (*states, *(generator.get_state() for generator in own))
 
 
-def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -> None:
+def set_generator_states(device: torch.device, own: Own, states: Sequence[torch.Tensor]) -> None:
     """Restores what `generator_states` gave."""
-    torch.set_rng_state(states[0])
+    first, *others = states
+    torch.set_rng_state(first)
     if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+        torch.cuda.set_rng_state(others.pop(0), device)
+    for generator, state in zip(own, others, strict=True):
+        generator.set_state(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,8 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
             # An alias has a version of its own only as a new tensor: writes show on the original.
             versions = [t._version for t in tensors_of(x)]
             storages = {t.untyped_storage().data_ptr() for t in tensors_of(x)}
-            states = generator_states(device)
+            own = reachable_generators(stage)
+            states = generator_states(device, own)
             buffers = [b.clone() for b in stage.buffers()]
             y = stage(x)
             if not tensors_of(y):
@@ -126,9 +140,8 @@ def _units(model: nn.Sequential, sample: Any, device: torch.device) -> tuple[Uni
                 )
             written = [t._version for t in tensors_of(x)] != versions
             handed_on = any(t.untyped_storage().data_ptr() in storages for t in tensors_of(y))
-            drew = any(
-                not torch.equal(a, b) for a, b in zip(states, generator_states(device), strict=True)
-            )
+            after = generator_states(device, own)
+            drew = any(not torch.equal(a, b) for a, b in zip(states, after, strict=True))
             changed = any(
                 not torch.equal(a, b) for a, b in zip(buffers, stage.buffers(), strict=True)
             )
@@ -287,7 +300,7 @@ def _median_ns(run: Callable[[], None], device: torch.device) -> int:
 def _state_kept(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Buffers and generators afterwards are as before."""
     before = [(b, b.clone()) for b in model.buffers()]
-    with generators_kept(device):
+    with generators_kept(device, reachable_generators(model)):
         try:
             yield
         finally:

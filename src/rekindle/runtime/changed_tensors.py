@@ -10,6 +10,7 @@ An output is watched through an empty tensor that shares its counter of versions
 keep alive what the plan says is gone.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,7 +95,9 @@ class Changes:
     def count_writes(self, residents: Sequence[torch.Tensor]) -> None:
         """What eager's kernels do not count, called below autograd: the forward's own writes."""
         if self.written:
-            torch.autograd.graph.increment_version([residents[p] for p in self.written])
+            torch.autograd.graph.increment_version(
+                [residents[p] for p in self.written if not residents[p].is_inference()]
+            )
 
     def begin(self, step: "Step", made: Sequence[torch.Tensor], empty: torch.Tensor) -> None:
         """Notes the versions of everything; called when the forward has run."""
@@ -107,6 +110,8 @@ class Changes:
 
     def share_counters(self, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors to hand out: of those over one storage, all count versions together."""
+        if len(self.leaders) == len(self.leader):
+            return [out.detach() for out in made]
         outs = []
         for slot, leader in enumerate(self.leader):
             out = made[leader].detach()
@@ -167,7 +172,7 @@ class Changes:
         marked = []
         for slot, ref in enumerate(step.given):
             out = ref()
-            if out is not None and (out.retains_grad or out._backward_hooks):
+            if out is not None and (out.retains_grad or _has_hooks(out)):
                 marked.append(slot)
         if not marked:
             return
@@ -240,6 +245,17 @@ _MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
     "operation:"
 )
+
+
+def _has_hooks(out: torch.Tensor) -> bool:
+    """Hooks that may look at the gradient. Those of torch.distributed mark a time only: sharded
+    modules set one on every output."""
+    hooks = [
+        hook.func if isinstance(hook, functools.partial) else hook
+        for hook in (out._backward_hooks or {}).values()
+    ]
+    names = [getattr(hook, "__module__", None) or "" for hook in hooks]
+    return not all(name.startswith("torch.distributed") for name in names)
 
 
 def _written(runner: "Runner") -> list[int]:

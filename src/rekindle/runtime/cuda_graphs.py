@@ -56,7 +56,7 @@ class Graphs:
         self.addresses: list[int] = []
         self.tangents: list[torch.Tensor] = []
         self.pending: weakref.ref[Step] | None = None  # the last step that used the recordings
-        self.why_not = _mutated_argument(runner)
+        self.why_not = _not_by_copies(runner)
         self.arguments = [i for i, (kind, _) in enumerate(runner.origins) if kind == 1]
         self.fixed = [i for i, (kind, _) in enumerate(runner.origins) if kind != 1]
 
@@ -217,8 +217,11 @@ class Graphs:
         )
 
 
-def _mutated_argument(runner: "Runner") -> str:
-    """Why not, where the model writes into what the caller gave: the copy would be written."""
+def _not_by_copies(runner: "Runner") -> str:
+    """Why not, where the model writes into what the caller gave: the copy would be written; nor
+    where outputs share memory, which copies of them do not."""
+    if len(runner.changes.leaders) < len(runner.internal):
+        return "outputs share memory"
     arguments = {
         facts(runner.placeholders[i]).storage for i, (k, _) in enumerate(runner.origins) if k == 1
     }

@@ -368,7 +368,7 @@ def _numbers_answered(ask: Ask) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _instructions_read(change: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Inside, an instruction is read by what `change(name, read)` gives, where it gives something."""
+    """Inside, `change(name, read)` gives what reads an instruction, where it gives something."""
     from torch._dynamo.symbolic_convert import (
         InliningGeneratorInstructionTranslator,
         InliningInstructionTranslator,

@@ -219,7 +219,7 @@ def manage(model: nn.Module, args: Any, kwargs: Any, how: How) -> Any:
     }
     if how.level == "thrice":
         return rekindle.rematerialize(model, args, kwargs, schedule=thrice, **options)
-    budget: float | int = 1 if how.level == "smallest" else float(how.level)
+    budget: float | str = "1B" if how.level == "smallest" else float(how.level)
     # The smallest peak found need not be a budget that is met (E16): then somewhat more, and at
     # last the schedule that is greedy for memory.
     for growth in (1.0, 1.1, 1.3):
@@ -229,7 +229,7 @@ def manage(model: nn.Module, args: Any, kwargs: Any, how: How) -> Any:
             smallest = error.smallest_peak_bytes
             if smallest is None:
                 raise
-            budget = int(smallest * growth)
+            budget = f"{int(smallest * growth)}B"
     return rekindle.rematerialize(model, args, kwargs, schedule=floor, **options)
 
 
