@@ -87,6 +87,10 @@ _TRACKER = "torch.utils.module_tracker"
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
+def _getter(names: list[str]) -> Callable[[Any], Any]:
+    return operator.itemgetter(*names) if names else lambda _table: None
+
+
 class _Surroundings:
     """What Dynamo reads and does not guard: hooks of all modules, what the classes of the modules
     define, modules that forward imports, and the environment."""
@@ -108,8 +112,8 @@ class _Surroundings:
             own = not cls.__module__.startswith(("torch.", "builtins"))
             names = [n for n, v in table.items() if isinstance(v, _METHODS)] if own else []
             names += [n for n in ("forward", "__call__") if n in table and n not in names]
-            if names:
-                self._tables.append((table, own, operator.itemgetter(*names)))
+            if own or names:
+                self._tables.append((table, own, _getter(names)))
         self._imported = unguarded.imported
         self._environment = unguarded.environment
         self._expected = self._now()

@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import os
+import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -335,15 +336,19 @@ def _imports_noted(imported: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _own_streams_refused() -> Iterator[None]:
     """A `random.Random` of the model's own would go on from where it was when it was read."""
-    from torch._dynamo.variables.user_defined import RandomVariable
+    from torch._dynamo.variables.builder import VariableBuilder
 
-    def refuse(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-        raise CaptureError(
-            "forward draws from a random.Random of its own, which a plan would freeze; draw with "
-            "torch, or from the module `random`"
-        )
+    read = VariableBuilder._wrap
 
-    with _set(RandomVariable, "call_method", refuse):
+    @functools.wraps(read)
+    def wrap(self: Any, value: Any) -> Any:
+        if isinstance(value, random.Random):
+            raise CaptureError(
+                "forward draws from a random.Random, which a plan would freeze; draw with torch"
+            )
+        return read(self, value)
+
+    with _set(VariableBuilder, "_wrap", wrap):
         yield
 
 
