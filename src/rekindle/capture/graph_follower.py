@@ -69,6 +69,7 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        self.has_inner_inputs = False  # inputs that require grad and are no leaves
         self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
         self._devices: dict[torch.device, str] = {}
         self._number: dict[Kind, int] = {}
@@ -137,6 +138,7 @@ class Follower:
         self.entries[node] = self.recorder.placeholder(fake, Source(kind, name, index), data)
         if self.with_gradients and fake.requires_grad:
             self.leaves.append(fake)
+            self.has_inner_inputs |= not real.is_leaf
         return fake
 
     def value(self, node: fx.Node) -> Any:
@@ -209,6 +211,13 @@ class _Run:
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
             return node.target(*args, **kwargs)
+        except RuntimeError as error:
+            if self.follower.has_inner_inputs and "leaf Variable that requires grad" in str(error):
+                raise CaptureError(
+                    f"forward writes in place into an argument that was computed with gradients "
+                    f"(at {recorder.line}), whose stand-in is a leaf; write into a clone"
+                ) from error
+            raise
         finally:
             recorder.line = ""
 
