@@ -59,7 +59,9 @@ class Returned:
 
 # Code of libraries that asks whether it is compiled for its own plumbing (may a ContextVar be used)
 # and not for what it computes: it hears yes, or Dynamo could not read on.
-_PLUMBING = frozenset({"CompileableContextVar.set", "_register_model_output_pytree_node"})
+_PLUMBING = frozenset(
+    {"CompileableContextVar.set", "_register_model_output_pytree_node", "_are_we_tracing"}
+)
 # Functions of libraries whose answer in eager is known, and whose code cannot be read.
 _CONSTANT = {("transformers.utils.import_utils", "is_tracing"): False}
 # Functions of shapes alone whose code cannot be read, run as they are.
@@ -154,6 +156,8 @@ def _functions_answered(
     from torch._dynamo.variables.functions import UserFunctionVariable
 
     answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
+    # It looks by addresses whether the weights lie in one block.
+    answers[torch.nn.RNNBase.flatten_parameters.__code__] = None
     of_shapes, preparing = _codes(_OF_SHAPES), _codes(_PREPARING)
     read = UserFunctionVariable.call_function
 
