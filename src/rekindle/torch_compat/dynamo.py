@@ -26,7 +26,6 @@ from torch import fx
 from rekindle.torch_compat.dynamo_answers import Unguarded
 from rekindle.torch_compat.running import outside_modes
 
-
 _TORCH_DIR = str(Path(torch.__file__).parent)
 
 
