@@ -157,7 +157,7 @@ class ReplacesABufferByNothing(Two):
 REPEATED = (Counts, Collects, GivesAParameterOtherData, ReplacesABufferByNothing)
 
 
-@pytest.mark.filterwarnings("ignore::rekindle.MissedPlanWarning")  # a counter is new at each call
+@pytest.mark.filterwarnings("ignore::rekindle.runtime.managed_module.MissedPlanWarning")  # a counter is new at each call
 @pytest.mark.parametrize("kind", REPEATED, ids=lambda kind: kind.__name__)
 def test_what_forward_does_to_its_module_is_repeated(
     kind: type[nn.Module], device: torch.device
