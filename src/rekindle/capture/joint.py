@@ -20,7 +20,7 @@ from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
 from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
-from rekindle.errors import NothingToPlan
+from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_key
 
 
