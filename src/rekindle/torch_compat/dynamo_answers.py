@@ -459,7 +459,9 @@ def _instructions_read(change: Callable[[str, Any], Any]) -> Iterator[None]:
     for cls, table in saved:
         cls.dispatch_table = list(table)
         for name, opcode in dis.opmap.items():
-            other = None if table[opcode] is None else change(name, table[opcode])
+            # Pseudo instructions, which stand in no code, have numbers beyond the table.
+            read = table[opcode] if opcode < len(table) else None
+            other = None if read is None else change(name, read)
             if other is not None:
                 cls.dispatch_table[opcode] = other
     try:
