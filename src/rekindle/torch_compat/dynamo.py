@@ -157,6 +157,7 @@ _STRICT = {
     "skip_tensor_guards_with_matching_dict_tags": False,
     "skip_guards_on_constant_func_defaults": False,
     "use_recursive_dict_tags_for_guards": False,
+    "use_lamba_guard_for_object_aliasing": False,  # a call of Python for each
     "guard_nn_modules": True,
     "skip_fsdp_guards": False,
 }
