@@ -6,11 +6,13 @@ are then covered under any dispatch mode and in any thread, no recompile limit c
 settings hold for one trace alone.
 """
 
+import ast
 import builtins
 import contextlib
 import operator
 import os
 import random
+import re
 import sys
 import types
 import warnings
@@ -327,4 +329,14 @@ def _graph_break(error: Exception) -> GraphBreak:
     original = error.__cause__
     if isinstance(error, TorchRuntimeError) and isinstance(original, Exception):
         return GraphBreak(why, line, original, True)
+    raised = _RAISED.search(why)
+    if raised is not None:
+        kind = getattr(builtins, raised[1], None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(ValueError, SyntaxError, TypeError):
+                return GraphBreak(why, line, kind(*ast.literal_eval(f"({raised[2]},)")), True)
     return GraphBreak(why, line, error, False)
+
+
+# How Dynamo tells of an error that the model itself raises, and nothing in it handles.
+_RAISED = re.compile(r"Observed exception: raised exception (\w+)\((.*)\)$")
