@@ -324,8 +324,8 @@ def _graph_break(error: Exception) -> GraphBreak:
     outside = [frame for frame in stack if not frame.filename.startswith(_TORCH_DIR)]
     frame = (outside or stack or [None])[-1]
     line = f"{frame.filename}:{frame.lineno}" if frame is not None else ""
-    if stack and frame is not stack[-1]:
-        why = f"in {stack[-1].name}: {why}"
+    if stack and frame is not stack[-1]:  # what of torch the model called there
+        why = f"in {stack[stack.index(frame) + 1].name}: {why}"
     original = error.__cause__
     if isinstance(error, TorchRuntimeError) and isinstance(original, Exception):
         return GraphBreak(why, line, original, True)
