@@ -213,7 +213,7 @@ class Manager:
         self.entries.remove(others[-1])
         what = (
             f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
-            "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"
+            "and planned again when it is needed; pad inputs to fewer shapes, or raise max_plans"
         )
         if what not in self.said:
             self.said.add(what)

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 
 
 class Ask(Protocol):
@@ -93,6 +94,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
+        stack.enter_context(globals_of_any_scope())
         yield unguarded
 
 
@@ -190,7 +192,7 @@ def _codes(places: Iterable[tuple[str, str]]) -> dict[types.CodeType, tuple[str,
 
 
 def _run_on_shapes(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a function that only asks tensors for their shapes, on tensors without data."""
+    """Runs a function that only asks tensors for their shapes, on fake tensors."""
     from torch._dynamo.variables import ListVariable, TensorVariable, TupleVariable
     from torch._dynamo.variables.base import VariableTracker
 
