@@ -34,6 +34,7 @@ from rekindle.torch_compat import (
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _WORD = re.compile(r"\w+")
+_RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 class Names:
@@ -47,6 +48,12 @@ class Names:
             ("buffer", model.named_buffers()),
             ("input", named_inputs.items()),
         )
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise CaptureError(
+                    f"{name or 'the model'} is a TorchScript module, whose code is not Python: its "
+                    "ops and parameters cannot be followed; use the nn.Module it was made from"
+                )
         for kind, items in parts:
             for name, tensor in items:
                 self.of.setdefault(id(tensor), (kind, name))
@@ -210,7 +217,9 @@ class _Run:
                 return None
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
-            return node.target(*args, **kwargs)
+            # cuDNN's layers are called in a way of their own (`recurrent_layers_call`).
+            target = getattr(torch._VF, _RECURRENT.get(node.target, ""), node.target)
+            return target(*args, **kwargs)
         except RuntimeError as error:
             if self.follower.has_inner_inputs and "leaf Variable that requires grad" in str(error):
                 raise CaptureError(
