@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_substitutes import own_code_read
 
 
 class Ask(Protocol):
@@ -95,6 +96,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
+        stack.enter_context(own_code_read())
         yield unguarded
 
 
