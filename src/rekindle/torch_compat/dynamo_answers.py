@@ -23,6 +23,7 @@ from torch import fx
 
 from rekindle.errors import CaptureError
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
+from rekindle.torch_compat.dynamo_substitutes import own_code_read
 
 
 class Ask(Protocol):
@@ -99,6 +100,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
+        stack.enter_context(own_code_read())
         yield unguarded
 
 
