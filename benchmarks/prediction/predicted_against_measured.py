@@ -34,7 +34,7 @@ import cases
 import torch
 
 from rekindle import BudgetInfeasible, measure
-from rekindle.pipeline import plan_joint
+from rekindle.pipeline import plan_joint, tensors_of
 from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import Options
 from rekindle.predict import StepMeasurement
@@ -128,7 +128,8 @@ class Bench:
         begin = time.monotonic()
         options = self._options(budget=budget, schedule=_keep_all if budget == 1.0 else None)
         try:
-            plan = Plan(*plan_joint(options, first.joint, base["case"]))
+            tensors = tensors_of(first.joint, model, inputs, {})
+            plan = Plan(*plan_joint(options, first.joint, base["case"], tensors))
         except BudgetInfeasible as error:
             print(f"{base['case']} {budget}: {error}", flush=True)
             self.notes.append(f"{base['case']} {budget}: not reachable")

@@ -42,8 +42,10 @@ def plan(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
 ) -> Plan:
-    """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors;
-    it does not run.
+    """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
+    Ops that no earlier run has measured are measured in a step on the sample, which leaves
+    parameters, buffers, gradients and random streams as they were. With `profile="estimate"` or
+    `device_profile` nothing runs.
 
     `budget` limits what a training step adds to what is resident (parameters, buffers, inputs).
     `device_budget` limits the whole device ("auto": what is free now): residents, the state of

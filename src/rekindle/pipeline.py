@@ -7,16 +7,27 @@ docs/architecture.md shows the stages for one example.
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from rekindle.capture import JointGraph, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
-from rekindle.core import Problem, Schedule, Solution, check_schedule, is_fraction, parse_budget
+from rekindle.capture.pytrees import split
+from rekindle.core import (
+    Problem,
+    Schedule,
+    Solution,
+    check_schedule,
+    is_fraction,
+    keep_all,
+    parse_budget,
+    simulate,
+)
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import Options
@@ -29,13 +40,20 @@ from rekindle.plans.plan_record import (
 )
 from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
-from rekindle.profile import Profile, device_name, load_device, profile_nodes
-from rekindle.program import Program, analyse
+from rekindle.profile import OpProfile, Profile, device_name, load_device, profile_nodes
+from rekindle.profile.measure import Bench, bench_for
+from rekindle.profile.profiler import describe, is_there, with_measured
+from rekindle.program import Program, analyse, charged_nodes
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import captured_call
+from rekindle.runtime.measured_step import measured_step, not_measured, resident_tensors
+from rekindle.solve.constraints import constrained_min_budget
 from rekindle.solving import choose
+
+Tensors = Mapping[fx.Node, torch.Tensor]  # of the placeholders of a joint graph
+_SHARE_TO_FILL = 0.8  # of the device's free memory, by the first measured step
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +90,40 @@ def plan_call(
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    return plan_joint(options, joint, type(model).__name__, given, at_least)
+    tensors = tensors_of(joint, model, args, kwargs)
+    return plan_joint(options, joint, type(model).__name__, tensors, given, at_least)
 
 
 def plan_again(
-    options: Options, joint: JointGraph, old: PlanRecord, given: DeviceBudget | None, same_ops: bool
+    options: Options,
+    joint: JointGraph,
+    old: PlanRecord,
+    tensors: Tensors,
+    given: DeviceBudget | None,
+    same_ops: bool,
 ) -> tuple[PlanRecord, Captured]:
     """A plan for a backward with other gradients than the old plan's. The old schedule is reused if
     the ops are the same and its peak is still within the budget."""
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
-            record, captured = plan_joint(again, joint, old.problem.name, given)
+            record, captured = plan_joint(again, joint, old.problem.name, tensors, given)
             return replace(record, solver=old.solver), captured
-    return plan_joint(options, joint, old.problem.name, given)
+    return plan_joint(options, joint, old.problem.name, tensors, given)
 
 
 def plan_joint(
     options: Options,
     joint: JointGraph,
     name: str,
+    tensors: Tensors,
     given: DeviceBudget | None = None,
     at_least: int = 0,
 ) -> tuple[PlanRecord, Captured]:
-    """The stages from the captured graph on. `given` is the device budget, resolved."""
+    """The stages from the captured graph on. `tensors` are the sample's, by placeholder; `given` is
+    the device budget, resolved."""
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, name)
+        program, profile, problem = _formulated(options, joint, name, tensors)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget is not None:
@@ -129,8 +155,9 @@ def capture_for(
             "move the model or make a new plan"
         )
     joint = captured(options, model, args, kwargs)
+    tensors = tensors_of(joint, model, args, kwargs)
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, type(model).__name__)
+        program, profile, problem = _formulated(options, joint, type(model).__name__, tensors)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, problem, record.schedule)
     return Captured(program, profile, runner, options)
@@ -211,25 +238,89 @@ def torch_release() -> str:
     return ".".join(torch.__version__.split("+")[0].split(".")[:2])
 
 
+def tensors_of(
+    joint: JointGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[fx.Node, torch.Tensor]:
+    """The sample's tensors, by the placeholders of the graph that was captured from it."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    state = [parameters[name] for name in joint.parameters]
+    state += [buffers[name] for name in joint.buffers]
+    return resident_tensors(joint, state, split((tuple(args), dict(kwargs)))[0])
+
+
 # ---- stages
 
 
-def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program, Profile, Problem]:
+def _formulated(
+    options: Options, joint: JointGraph, name: str, tensors: Tensors
+) -> tuple[Program, Profile, Problem]:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "
             "model or leave cuda_graph out"
         )
     description = None if options.device_profile is None else load_device(options.device_profile)
+    if description is None and options.profile == "estimate":
+        description = describe(joint.device)
     program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
-    profile = profile_nodes(
-        joint.nodes,
-        joint.device,
-        how=options.profile,
-        description=description,
-        on_progress=options.on_progress,
-    )
+    charged = {name for names in charged_nodes(program) for name in names}
+    nodes = [node for node in joint.nodes if node.name in charged]
+    profile = profile_nodes(nodes, joint.device, description=description)
+    if description is None and is_there(joint.device):
+        profile = _measured_in_place(options, program, profile, tensors)
     return program, profile, formulate(program, profile, name)
+
+
+def _measured_in_place(
+    options: Options, program: Program, profile: Profile, tensors: Tensors
+) -> Profile:
+    """The profile with what a step on the sample shows of the ops that no earlier run has measured.
+    Where the step does not fit the device as eager runs it, the schedule with the smallest peak
+    that can be found by the estimates runs instead: it keeps least, and computes the rest again."""
+    wanted = not_measured(program, profile)
+    if not wanted:
+        return profile
+    start, device = time.perf_counter(), program.joint.device
+    try:
+        bench = bench_for(device)
+    except RuntimeError as error:
+        line = next(iter(str(error).splitlines()), "")
+        return with_measured(profile, device, {}, f"the device cannot be used: {line}")
+    found: dict[int, OpProfile] = {}
+    why_not = "does not fit on the device"
+    for schedule in _schedules_to_measure(options, program, profile, bench):
+        step = measured_step(
+            program,
+            schedule,
+            tensors,
+            profile,
+            wanted.difference(found),
+            bench,
+            options.on_progress,
+        )
+        found |= step.found
+        why_not = step.why_not
+        if step.device_lost:
+            break
+        bench.release()  # what the step had stays with nobody
+        if not step.out_of_memory:
+            break
+    took_s = time.perf_counter() - start
+    return with_measured(profile, device, found, why_not, wall_s=took_s)
+
+
+def _schedules_to_measure(
+    options: Options, program: Program, profile: Profile, bench: Bench
+) -> Iterator[Schedule]:
+    problem = formulate(program, profile)
+    everything = keep_all(problem)
+    free_bytes = bench.free_bytes()
+    if simulate(problem, everything).peak <= _SHARE_TO_FILL * free_bytes:
+        yield everything
+    smallest = constrained_min_budget(problem, options.wishes)
+    # A CPU that runs out of memory raises nothing: the system ends a process.
+    if simulate(problem, smallest).peak <= free_bytes:
+        yield smallest
 
 
 def _record(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
@@ -399,5 +399,12 @@ def manage_plan(
     return manage(model, manager, inplace)
 
 
-def _plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
-    return Plan(*plan_again(options, joint, old.record, old.device_budget, same_ops))
+def _plan_again(
+    options: Options,
+    joint: JointGraph,
+    old: Plan,
+    tensors: Mapping[fx.Node, torch.Tensor],
+    *,
+    same_ops: bool,
+) -> Plan:
+    return Plan(*plan_again(options, joint, old.record, tensors, old.device_budget, same_ops))

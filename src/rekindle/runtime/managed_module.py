@@ -23,6 +23,7 @@ from rekindle.capture.pytrees import Structure, split
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
+from rekindle.runtime.measured_step import resident_tensors
 from rekindle.runtime.runner import Runner
 
 KEY = "_rekindle"
@@ -283,7 +284,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             why = entry.plan.runner.broken_assumption(state, tensors)
         if why is None:
             if entry.plan.runner.wanted is not None:
-                _adopt(manager, model, entry)
+                _adopt(manager, entry, state, tensors)
             entry.used = manager.clock
             return _run(model, entry.plan, state, tensors)
         reason = why
@@ -329,12 +330,15 @@ def _is_unread(
         setattr(owner, name, value)
 
 
-def _adopt(manager: Manager, model: nn.Module, entry: Entry) -> None:
+def _adopt(
+    manager: Manager, entry: Entry, state: list[torch.Tensor], tensors: list[torch.Tensor]
+) -> None:
     """The last backward got other gradients than planned: plan for those from now on."""
     runner = entry.plan.runner
     wanted, runner.wanted = runner.wanted, None
+    named = resident_tensors(wanted.joint, state, tensors)
     try:
-        plan = manager.plan_joint(wanted.joint, entry.plan, same_ops=wanted.twin is not None)
+        plan = manager.plan_joint(wanted.joint, entry.plan, named, same_ops=wanted.twin is not None)
     except BudgetInfeasible as error:
         _say(
             manager,
