@@ -14,6 +14,7 @@ from torch import nn
 from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import DEFAULTS, Budget, OnMiss, Options, Patterns, ScheduleSource
 from rekindle.profile import ProfileListener
+from rekindle.runtime.managed_module import with_loss_args
 from rekindle.solve.base import Solver
 
 
@@ -28,6 +29,7 @@ def plan(
     seed: int = DEFAULTS.seed,
     profile: Literal["estimate", "measure"] = DEFAULTS.profile,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,
     device_budget: Budget | None = DEFAULTS.device_budget,
     headroom: float | int | str = DEFAULTS.headroom,
@@ -53,8 +55,9 @@ def plan(
     `device_profile` names a device description to plan for instead of this machine's device.
     `hold_outputs=False` assumes that the caller drops all outputs but the loss before the backward,
     as `model(...).loss.backward()` does.
-    `loss_fn(output)` becomes part of the call, which then returns the loss. The memory of a loss
-    that is computed outside is not counted, except for the gradients that it passes back.
+    `loss_fn(output, *loss_args)` becomes part of the call, which then returns the loss:
+    `managed(x, loss_args=(target,))`; `loss_args` here are the sample's. The memory of a loss that
+    is computed outside is not counted, except for the gradients that it passes back.
     `save` and `recompute` force ops to be saved (they run once) or recomputed (their results are
     not kept for the backward), by module path ("blocks.*.mlp"), op ("aten.mm*") or both
     ("blocks.*::mm"). `cache=False` neither reads nor writes cached solutions. With several `ranks`,
@@ -62,7 +65,8 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
     """
-    return make_plan(_options(locals()), model, args, kwargs or {})
+    options = _options(locals())
+    return make_plan(options, model, args, with_loss_args(model, kwargs, loss_fn, loss_args))
 
 
 def rematerialize(
@@ -79,6 +83,7 @@ def rematerialize(
     on_miss: OnMiss = DEFAULTS.on_miss,
     max_plans: int = DEFAULTS.max_plans,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,
     device_budget: Budget | None = DEFAULTS.device_budget,
     headroom: float | int | str = DEFAULTS.headroom,
@@ -102,8 +107,13 @@ def rematerialize(
     """
     options = _options(locals())
     if args is None and kwargs is None:
+        if loss_args is not None:
+            raise TypeError(
+                "loss_args were given without args: they are part of a sample; give both, or "
+                "neither and let the first call be planned"
+            )
         return manage_plan(options, None, model, inplace=inplace)
-    args, kwargs = args or (), kwargs or {}
+    args, kwargs = args or (), with_loss_args(model, kwargs, loss_fn, loss_args)
     first = make_plan(options, model, args, kwargs)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 

@@ -30,7 +30,7 @@ from rekindle.profile import Profile
 from rekindle.program import Program
 from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import Manager, manage
+from rekindle.runtime.managed_module import Manager, manage, with_loss_args
 from rekindle.runtime.runner import Runner
 from rekindle.solve.pareto import Point, pareto
 from rekindle.solving import NO_BUDGET
@@ -245,15 +245,16 @@ class Plan:
         on_miss: OnMiss = DEFAULTS.on_miss,
         on_stale: Literal["raise", "replan"] = "raise",
         loss_fn: Callable[..., Any] | None = None,
+        loss_args: Sequence[Any] | None = None,
     ) -> nn.Module:
         """The managed model that runs this plan, for arguments like those it was planned with.
         Raises PlanMismatch for another graph, torch release or device; `on_stale="replan"` makes a
         new plan with the same budget, `save` and `recompute` instead. A plan file does not contain
-        `loss_fn`: give it again."""
+        `loss_fn`: give it again, with `loss_args` like those of the plan's sample."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
-        args, kwargs = tuple(args), dict(kwargs or {})
         options = replace(self._options_with(loss_fn), on_miss=on_miss)
+        args, kwargs = tuple(args), with_loss_args(model, kwargs, options.loss_fn, loss_args)
         try:
             plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
         except PlanMismatch as error:

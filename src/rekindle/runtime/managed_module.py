@@ -9,6 +9,7 @@ dropped.
 
 import copy
 import functools
+import inspect
 import logging
 import types
 import warnings
@@ -28,6 +29,7 @@ from rekindle.runtime.runner import Runner
 
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
+LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
 log = logging.getLogger("rekindle")
 
 
@@ -226,6 +228,12 @@ def plan_of(model: nn.Module) -> Any:
     return None if first is None else first.plan
 
 
+def loss_of(model: nn.Module) -> Callable[..., Any] | None:
+    """The `loss_fn` that a call of this model computes as well, if there is one."""
+    manager: Manager | None = model.__dict__.get(KEY)
+    return None if manager is None else manager.loss_fn
+
+
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     """The managed module: the given object itself, or a new one that shares what it holds. One
     that is managed already gets the new manager in place of the old."""
@@ -295,10 +303,34 @@ def captured_call(loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
     """What a plan covers: the model's own forward, and the loss where one was given."""
 
     def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = plain_forward(model)(*args, **kwargs)
-        return out if loss_fn is None else loss_fn(out)
+        if loss_fn is None:
+            return plain_forward(model)(*args, **kwargs)
+        loss_args = kwargs.pop(LOSS_ARGS, ())
+        return loss_fn(plain_forward(model)(*args, **kwargs), *loss_args)
 
     return call
+
+
+def with_loss_args(
+    model: nn.Module,
+    kwargs: Mapping[str, Any] | None,
+    loss_fn: Callable[..., Any] | None,
+    loss_args: Sequence[Any] | None,
+) -> dict[str, Any]:
+    """The keyword arguments of a managed call that hands `loss_args` to the loss."""
+    given = dict(kwargs or {})
+    if loss_args is None:
+        return given
+    if loss_fn is None:
+        raise TypeError("loss_args were given without loss_fn; give loss_fn=, which gets them")
+    if isinstance(loss_args, torch.Tensor):
+        raise TypeError("loss_args is a tensor; expected a tuple, such as loss_args=(target,)")
+    if LOSS_ARGS in inspect.signature(plain_forward(model)).parameters:
+        raise TypeError(
+            f"{type(model).__name__}.forward has an argument loss_args of its own, which is what a "
+            "managed call hands to loss_fn; call the loss inside of forward, or rename the argument"
+        )
+    return {**given, LOSS_ARGS: tuple(loss_args)}
 
 
 def _is_unread(
@@ -379,8 +411,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         )
     else:
         _say(manager, f"this call runs eagerly and may exceed the budget: {reason}")
-    out = plain_forward(model)(*args, **kwargs)
-    return out if manager.loss_fn is None else manager.loss_fn(out)
+    return captured_call(manager.loss_fn)(model, *args, **kwargs)
 
 
 def _tell(manager: Manager, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
