@@ -49,11 +49,13 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import captured_call
 from rekindle.runtime.measured_step import measured_step, not_measured, resident_tensors
+from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess
 from rekindle.solve.constraints import constrained_min_budget
 from rekindle.solving import choose
 
 Tensors = Mapping[fx.Node, torch.Tensor]  # of the placeholders of a joint graph
 _SHARE_TO_FILL = 0.8  # of the device's free memory, by the first measured step
+_CORRECTION_LIMIT_S = 5.0  # for a search between two steps of a training
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def plan_again(
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
             record, captured = plan_joint(again, joint, old.problem.name, tensors, given)
+            runner = _late_runner(options, captured.program, record)
+            captured = replace(captured, options=options, late_runner=runner)
             return replace(record, solver=old.solver), captured
     return plan_joint(options, joint, old.problem.name, tensors, given)
 
@@ -130,8 +134,38 @@ def plan_joint(
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
         solution, kept = choose(options, predictor, budget)
         record = _record(options, program, profile, problem, solution, budget)
-    runner = _late_runner(options, program, problem, record.schedule)
+    runner = _late_runner(options, program, record)
     return record, Captured(program, profile, runner, options, given, kept)
+
+
+def correct_plan(
+    options: Options, old: PlanRecord, captured: Captured, excess: Excess, num_corrections: int
+) -> tuple[PlanRecord, Captured]:
+    """A plan in which the ops of one section need what the section was seen to need, searched for
+    from the old schedule. It may be corrected so often again. Raises BudgetInfeasible."""
+    program, profile = captured.program, captured.profile
+    problem = with_excess(old.problem, old.schedule, excess)
+    limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
+    again = replace(options, schedule=None, time_limit_s=limit_s)
+    with collector_at_rest():
+        predictor = Predictor(program, profile, problem)
+        solution, kept = choose(again, predictor, old.budget_bytes, start=old.schedule)
+        record = _record(options, program, profile, problem, solution, old.budget_bytes)
+    runner = _late_runner(options, program, record, num_corrections)
+    return record, replace(captured, late_runner=runner, kept=kept)
+
+
+def with_excess(problem: Problem, schedule: Schedule, excess: Excess) -> Problem:
+    """The problem in which this schedule needs in that section what was seen there. Which of its
+    ops needed it is not known: each of them gets the workspace."""
+    memory = simulate(problem, schedule).memory[excess.begin : excess.stop]
+    more = max(0, excess.peak_bytes - max(memory))
+    raised = set(schedule.ops[excess.begin : excess.stop])
+    ops = [
+        replace(op, workspace=op.workspace + more) if i in raised else op
+        for i, op in enumerate(problem.ops)
+    ]
+    return replace(problem, ops=tuple(ops))
 
 
 def capture_for(
@@ -159,7 +193,7 @@ def capture_for(
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__, tensors)
     _check_match(record, program, problem)
-    runner = _late_runner(options, program, problem, record.schedule)
+    runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, options)
 
 
@@ -354,7 +388,21 @@ def _record(
 
 
 def _late_runner(
-    options: Options, program: Program, problem: Problem, schedule: Schedule
+    options: Options,
+    program: Program,
+    record: PlanRecord,
+    num_corrections: int = NUM_CORRECTIONS,
 ) -> LateRunner:
     again = functools.partial(with_backward, options)
-    return LateRunner(program, problem, schedule, again, options.cuda_graph)
+    # "All of the peak" is no limit but the wish that nothing runs twice.
+    everything = is_fraction(options.budget) and float(options.budget or 0) >= 1
+    limit = None if everything or options.schedule is not None else record.budget_bytes
+    return LateRunner(
+        program,
+        record.problem,
+        record.schedule,
+        again,
+        options.cuda_graph,
+        limit,
+        num_corrections,
+    )

@@ -19,7 +19,7 @@ from torch import fx, nn
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
 from rekindle.errors import PlanMismatch, RekindleError
-from rekindle.pipeline import Captured, capture_for, plan_again, plan_call, recorded
+from rekindle.pipeline import Captured, capture_for, correct_plan, plan_again, plan_call, recorded
 from rekindle.plans.options import DEFAULTS, OnMiss, Options
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
 from rekindle.plans.plan_files import read_plan, write_plan
@@ -32,6 +32,7 @@ from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import Manager, manage, with_loss_args
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.step_watch import Excess
 from rekindle.solve.pareto import Point, pareto
 from rekindle.solving import NO_BUDGET
 
@@ -393,11 +394,17 @@ def manage_plan(
         functools.partial(_plan_again, options),
         functools.partial(recorded, options),
         options.loss_fn,
+        functools.partial(_corrected, options),
         max_plans,
     )
     if first is not None:
         manager.add(model, first, args, kwargs or {})
     return manage(model, manager, inplace)
+
+
+def _corrected(options: Options, old: Plan, excess: Excess, num_corrections: int) -> Plan:
+    assert old.captured is not None
+    return Plan(*correct_plan(options, old.record, old.captured, excess, num_corrections))
 
 
 def _plan_again(

@@ -27,9 +27,12 @@ NO_BUDGET = (
 log = logging.getLogger("rekindle")
 
 
-def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[Solution, bool]:
+def choose(
+    options: Options, predictor: Predictor, budget: int | None, start: Schedule | None = None
+) -> tuple[Solution, bool]:
     """A solution with a schedule, and whether it is from the cache. Raises BudgetInfeasible, with
-    the smallest peak found, if no schedule was found.
+    the smallest peak found, if no schedule was found. The search may begin at `start`, a schedule
+    of the problem that need not be within the budget.
 
     The first Ctrl-C ends the search and returns its best schedule so far; without one,
     KeyboardInterrupt is raised. No signal handler is installed: solvers catch KeyboardInterrupt
@@ -39,7 +42,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> tuple[
         return _given(options, problem, budget), False
     if budget is None:
         raise TypeError(NO_BUDGET)
-    solution, kept = _solve_as_allocated(options, predictor, budget)
+    solution, kept = _solve_as_allocated(options, predictor, budget, start)
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
     if solution.schedule is None:
@@ -82,7 +85,7 @@ def _given(options: Options, problem: Problem, budget: int | None) -> Solution:
 
 
 def _solve_as_allocated(
-    options: Options, predictor: Predictor, budget: int
+    options: Options, predictor: Predictor, budget: int, found: Schedule | None
 ) -> tuple[Solution, bool]:
     """A schedule within the budget as the device's allocator will count it. Where its blocks are
     larger than what was requested, the solver's budget is reduced by the excess and the search runs
@@ -94,7 +97,6 @@ def _solve_as_allocated(
         target = budget
     else:  # start with what keep-all loses to the allocator; most problems need no second try
         target = budget * simulated.peak // whole
-    found: Schedule | None = None
     for num_before in range(4):
         limit_s = options.time_limit_s / 2**num_before
         once = dataclasses.replace(options, time_limit_s=limit_s)

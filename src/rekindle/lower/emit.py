@@ -36,6 +36,7 @@ class Stretch:
     residents: tuple[fx.Node, ...]
     gradients: tuple[fx.Node, ...]  # placeholders whose gradients leave
     source: str
+    stop: int  # the step of the schedule that it ends before
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def emit(
         gradients = [emitter.gradient(leaf) for leaf in leaving]
         carried = emitter.carried(stop)
         run, source = emitter.end(gradients, carried)
-        stretches.append(Stretch(run, emitter.writer.residents, leaving, source))
+        stretches.append(Stretch(run, emitter.writer.residents, leaving, source, stop))
     return Lowered(
         forward,
         residents,

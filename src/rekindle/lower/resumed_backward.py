@@ -49,7 +49,7 @@ def emit_resumed(
     for t in range(1, len(steps)):
         emitter.step(t)
     run, source = emitter.end([emitter.gradient(leaf) for leaf in emitter.leaves])
-    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source)
+    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source, len(steps))
     return stretch, tuple(sorted(emitter.written))
 
 

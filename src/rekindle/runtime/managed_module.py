@@ -26,6 +26,7 @@ from rekindle.plans.options import OnMiss
 from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
 from rekindle.runtime.measured_step import resident_tensors
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.step_watch import Excess
 
 KEY = "_rekindle"
 FORWARD = "_rekindle_forward"  # a forward that the object had of its own, beside its class's
@@ -61,6 +62,7 @@ class Manager:
         plan_joint: Callable[..., Any],
         record: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], JointGraph],
         loss_fn: Callable[..., Any] | None,
+        correct_plan: Callable[[Any, Excess, int], Any],
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
@@ -68,6 +70,7 @@ class Manager:
         self.plan_joint = plan_joint
         self.record = record  # what the model runs, before any rewrite
         self.loss_fn = loss_fn
+        self.correct_plan = correct_plan  # where a step needed more than planned
         self.max_plans = max_plans
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
         self.first: Entry | None = None
@@ -78,6 +81,7 @@ class Manager:
         """Plans are shared; what they know of one module's objects is looked up anew."""
         new = Manager(
             *(self.on_miss, self.make_plan, self.plan_joint, self.record, self.loss_fn),
+            correct_plan=self.correct_plan,
             max_plans=self.max_plans,
         )
         fresh = {id(e): e.copied() for e in self.entries}
@@ -291,8 +295,11 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if why is None:
             why = entry.plan.runner.broken_assumption(state, tensors)
         if why is None:
-            if entry.plan.runner.wanted is not None:
+            runner = entry.plan.runner
+            if runner.wanted is not None:
                 _adopt(manager, entry, state, tensors)
+            if runner.watch is not None and (runner.watch.excess or runner.watch.is_over):
+                _correct(manager, entry)
             entry.used = manager.clock
             return _run(model, entry.plan, state, tensors)
         reason = why
@@ -377,6 +384,30 @@ def _adopt(
             f"gradients arrived for other outputs than planned, and for those there is {error}",
         )
         return
+    entry.plan = plan
+
+
+def _correct(manager: Manager, entry: Entry) -> None:
+    """The last step needed more than its budget: plan with what it needed, from now on."""
+    runner = entry.plan.runner
+    watch, runner.watch = runner.watch, None  # it is over, or the next plan has one of its own
+    excess = watch.take()
+    if excess is None:
+        return
+    limit = _size(watch.limit_bytes)
+    seen = f"a step used {_size(excess.peak_bytes)} in {excess.section}, with a budget of {limit}"
+    if watch.num_corrections == 0:
+        log.warning("%s; the plan was corrected as often as it may be, and is kept", seen)
+        return
+    before = entry.plan.overhead
+    try:
+        plan = manager.correct_plan(entry.plan, excess, watch.num_corrections - 1)
+    except BudgetInfeasible as error:
+        log.warning("%s; no plan keeps that budget: %s", seen, error)
+        return
+    log.warning(
+        "%s; planned again: overhead %+.1f %% -> %+.1f %%", seen, 100 * before, 100 * plan.overhead
+    )
     entry.plan = plan
 
 

@@ -26,6 +26,7 @@ from rekindle.lower.guards import Guards
 from rekindle.lower.resumed_backward import emit_resumed
 from rekindle.program import Program, analyse
 from rekindle.runtime.cuda_graphs import Graphs
+from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.torch_compat import (
     backward_keeps_graph,
     eager_kernels,
@@ -113,6 +114,7 @@ class Runner:
             [p for p in positions if source_of(self.placeholders[p]).kind != "constant"]
             for positions in self.stretch_positions
         ]
+        self.watch: StepWatch | None = None  # of the first steps
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -160,10 +162,14 @@ class Runner:
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
+        if self.watch is not None:
+            self.watch.begin(step)
         with torch.no_grad():
             outs = self.forward(step)
         if not self.lowered.stretches:
             return outs
+        if self.watch is not None:
+            self.watch.reached(step, 0)
         # The chain is built while the device works.
         link = torch.empty(0, device=self.device)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
@@ -186,7 +192,18 @@ class Runner:
     def backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
             return step.other.backward(self, step, index)
-        return self.planned_backward(step, index)
+        gradients = self.planned_backward(step, index)
+        if self.watch is not None:
+            self.watch.reached(step, 2 + index)
+        return gradients
+
+    def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
+        """Watches whether the first steps stay within this limit."""
+        loss = self.schedule.ops.index(
+            next(i for i, o in enumerate(self.program.ops) if not o.nodes)
+        )
+        bounds = [0, loss, loss + 1, *(s.stop for s in self.lowered.stretches)]
+        self.watch = StepWatch(bounds, limit_bytes, meter, num_corrections)
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.graphed and self.graphs is not None:
@@ -242,6 +259,8 @@ class Runner:
     def choose_backward(self, step: Step, grads: Sequence[Any]) -> None:
         """Looks at which gradients arrived, in which layout, and inside which autocast, before
         anything runs."""
+        if self.watch is not None:
+            self.watch.reached(step, 1)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else _layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state())
@@ -252,6 +271,8 @@ class Runner:
             self.others[key] = self._other_backward(grads)
         other = self.others[key]
         self.wanted = other
+        if self.watch is not None:
+            self.watch.abandon()
         if other.stretch is None and other.twin is None:  # the planned backward, on copies
             step.other = None
             step.tangents = [
