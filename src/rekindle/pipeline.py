@@ -139,18 +139,23 @@ def plan_joint(
 
 
 def correct_plan(
-    options: Options, old: PlanRecord, captured: Captured, excess: Excess, num_corrections: int
+    options: Options, old: PlanRecord, captured: Captured, seen: Excess | int, num_corrections: int
 ) -> tuple[PlanRecord, Captured]:
-    """A plan in which the ops of one section need what the section was seen to need, searched for
-    from the old schedule. It may be corrected so often again. Raises BudgetInfeasible."""
+    """A plan by what was seen of a step, searched for from the old schedule: in which the ops of
+    one section need what the section needed, or for a budget of so many bytes. It may be corrected
+    so often again. Raises BudgetInfeasible."""
     program, profile = captured.program, captured.profile
-    problem = with_excess(old.problem, old.schedule, excess)
+    problem, budget = old.problem, old.budget_bytes
+    if isinstance(seen, Excess):
+        problem = with_excess(problem, old.schedule, seen)
+    else:
+        budget = seen
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
     again = replace(options, schedule=None, time_limit_s=limit_s)
     with collector_at_rest():
         predictor = Predictor(program, profile, problem)
-        solution, kept = choose(again, predictor, old.budget_bytes, start=old.schedule)
-        record = _record(options, program, profile, problem, solution, old.budget_bytes)
+        solution, kept = choose(again, predictor, budget, start=old.schedule)
+        record = _record(options, program, profile, problem, solution, budget)
     runner = _late_runner(options, program, record, num_corrections)
     return record, replace(captured, late_runner=runner, kept=kept)
 

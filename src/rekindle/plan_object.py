@@ -402,9 +402,9 @@ def manage_plan(
     return manage(model, manager, inplace)
 
 
-def _corrected(options: Options, old: Plan, excess: Excess, num_corrections: int) -> Plan:
+def _corrected(options: Options, old: Plan, seen: Excess | int, num_corrections: int) -> Plan:
     assert old.captured is not None
-    return Plan(*correct_plan(options, old.record, old.captured, excess, num_corrections))
+    return Plan(*correct_plan(options, old.record, old.captured, seen, num_corrections))
 
 
 def _plan_again(

@@ -118,7 +118,7 @@ def test_b3_the_callers_loss_is_learnt(name: str, account: Account, caplog: Any)
     torch.manual_seed(0)
     model = kind()
     x = torch.randn(ROWS, WIDTH)
-    options: dict[str, Any] = {"profile": "estimate", "time_limit_s": 2, "cache": False}
+    options: dict[str, Any] = {"profile": "estimate", "time_limit_s": 0.5, "cache": False}
     managed = rekindle.rematerialize(copy.deepcopy(model), (x,), budget=0.6, **options)
     budget = managed.plan.budget_bytes
     with caplog.at_level(logging.WARNING, "rekindle"):
@@ -165,6 +165,105 @@ def test_the_watch_ends(account: Account) -> None:
     assert runner.watch is not None
     steps(managed, F.cross_entropy, account, 5)
     assert runner.watch is None
+
+
+# ---- out of memory
+
+
+class Room:
+    """How many more calls of `tight` there is room for."""
+
+    left = -1
+
+
+@torch.library.custom_op("rekindle_test::tight", mutates_args=())
+def tight(x: Tensor, is_backward: bool) -> Tensor:
+    if Room.left == 0:
+        Room.left = -1
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    Room.left -= Room.left > 0
+    return x * 0.5
+
+
+@tight.register_fake
+def _(x: Tensor, is_backward: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    pass
+
+
+tight.register_autograd(lambda ctx, g: (tight(g, True), None), setup_context=_setup)
+
+
+class Tight(nn.Module):
+    """Draws random numbers, keeps statistics and a counter, and calls `tight` eight times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.norm(x)
+        for layer in self.layers:
+            x = tight(F.dropout(torch.tanh(layer(x)).exp(), 0.2), False)
+        return x
+
+
+def trained(model: nn.Module, rooms: dict[int, int]) -> dict[str, Tensor]:
+    """Losses, gradients, buffers and the stream after some steps; `rooms`: in which step, after how
+    many calls, there is no room."""
+    torch.manual_seed(3)
+    found: dict[str, Tensor] = {}
+    for step in range(4):
+        x = torch.randn(ROWS, WIDTH)
+        Room.left = rooms.get(step, -1)
+        out = model(x)
+        torch.rand(3)  # the caller's own draw, which a repetition must not disturb
+        loss = out.square().mean()
+        loss.backward()
+        found |= {f"{step} {n}": p.grad.clone() for n, p in model.named_parameters()}
+        found |= {f"{step} {n}": b.clone() for n, b in model.named_buffers()}
+        found |= {f"{step} loss": loss.detach(), f"{step} stream": torch.get_rng_state()}
+        model.zero_grad()
+    assert Room.left == -1
+    return found
+
+
+@pytest.mark.parametrize("num_calls", [0, 5, 8, 11, 15])
+def test_a_step_that_runs_out_of_memory_is_repeated_exactly(
+    num_calls: int, account: Account, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the forward (8 calls) and in the backward, at its begin and where gradients are given."""
+    torch.manual_seed(0)
+    model = Tight()
+    x = torch.randn(ROWS, WIDTH)
+    options: dict[str, Any] = {"profile": "estimate", "time_limit_s": 0.5, "cache": False}
+    managed = rekindle.rematerialize(copy.deepcopy(model), (x,), budget=0.9, **options)
+    first = managed.plan
+    monkeypatch.setattr(StepWatch, "room_bytes", lambda watch: int(0.9 * watch.limit_bytes))
+    got = trained(managed, {1: num_calls})
+    expected = trained(model, {})
+    assert [n for n in expected if not torch.equal(expected[n], got[n])] == []
+    assert managed.plan.budget_bytes == int(0.9 * first.budget_bytes)
+    said = [r.getMessage() for r in caplog.records if "ran out of memory" in r.getMessage()]
+    assert len(said) == 1
+    assert "is repeated by a plan for" in said[0]
+
+
+def test_out_of_memory_later_is_the_users_with_a_hint(account: Account) -> None:
+    x = torch.randn(ROWS, WIDTH)
+    managed = rekindle.rematerialize(Tight(), (x,), budget=0.9, profile="estimate", time_limit_s=1)
+    for room in (3, 11):
+        trained(managed, {})
+        Room.left = room
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            managed(x).square().mean().backward()
+        assert any("rekindle: a planned step ran out" in note for note in caught.value.__notes__)
 
 
 # ---- the watch by itself
@@ -241,6 +340,16 @@ def test_of_two_steps_at_once_neither_is_watched() -> None:
     for step in (first, second):
         watch.reached(step, 0)
     assert watch.excess is None
+
+
+def test_what_a_step_had_is_the_room_there_is() -> None:
+    counters, step = Counters(), Step()
+    watch = watched(counters)
+    watch.begin(step)
+    counters.goes_to(140)
+    assert watch.room_bytes() == 36  # of 40, less what fragmentation may take
+    counters.goes_to(1000)
+    assert watch.room_bytes() == 45
 
 
 def test_calls_without_a_backward_end_the_watch() -> None:

@@ -62,7 +62,7 @@ class Manager:
         plan_joint: Callable[..., Any],
         record: Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], JointGraph],
         loss_fn: Callable[..., Any] | None,
-        correct_plan: Callable[[Any, Excess, int], Any],
+        correct_plan: Callable[[Any, Excess | int, int], Any],
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
@@ -70,7 +70,7 @@ class Manager:
         self.plan_joint = plan_joint
         self.record = record  # what the model runs, before any rewrite
         self.loss_fn = loss_fn
-        self.correct_plan = correct_plan  # where a step needed more than planned
+        self.correct_plan = correct_plan  # where a step needed more, or had less, than planned
         self.max_plans = max_plans
         self.plans: dict[tuple[Any, ...], list[Entry]] = {}
         self.first: Entry | None = None
@@ -298,8 +298,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             runner = entry.plan.runner
             if runner.wanted is not None:
                 _adopt(manager, entry, state, tensors)
-            if runner.watch is not None and (runner.watch.excess or runner.watch.is_over):
-                _correct(manager, entry)
+            _watch(manager, entry)
             entry.used = manager.clock
             return _run(model, entry.plan, state, tensors)
         reason = why
@@ -387,6 +386,33 @@ def _adopt(
     entry.plan = plan
 
 
+def _watch(manager: Manager, entry: Entry) -> None:
+    """What the steps so far say of the plan."""
+    runner = entry.plan.runner
+    if runner.watch is None:
+        return
+    if runner.replacement is not None:
+        entry.plan = runner.replacement
+        return
+    runner.smaller_plan = functools.partial(_smaller_plan, manager, entry.plan)
+    if runner.watch.excess is not None or runner.watch.is_over:
+        _correct(manager, entry)
+
+
+def _smaller_plan(manager: Manager, plan: Any, limit_bytes: int) -> Any:
+    """For a step that ran out of memory, or None where no plan needs so much less."""
+    try:
+        smaller = manager.correct_plan(plan, limit_bytes, 0)
+    except BudgetInfeasible as error:
+        log.warning("a step ran out of memory, and no plan needs less: %s", error)
+        return None
+    log.warning(
+        "a step ran out of memory and is repeated by a plan for %s: overhead %+.1f %% -> %+.1f %%",
+        *(_size(limit_bytes), 100 * plan.overhead, 100 * smaller.overhead),
+    )
+    return smaller
+
+
 def _correct(manager: Manager, entry: Entry) -> None:
     """The last step needed more than its budget: plan with what it needed, from now on."""
     runner = entry.plan.runner
@@ -434,6 +460,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         plan = manager.make_plan(model, args, kwargs, plan_of(model))
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
+        _watch(manager, entry)
         _tell(manager, plan, tensors)
         return _run(model, plan, entry.look_at(model).tensors(), tensors)
     elif manager.on_miss == "raise":

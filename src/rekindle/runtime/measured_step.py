@@ -33,6 +33,7 @@ from rekindle.profile.measure import Bench, DeviceLost, DoesNotFit, is_out_of_me
 from rekindle.profile.profiler import expected_s
 from rekindle.program import Program, charged_nodes
 from rekindle.program.program import ProgramOp
+from rekindle.runtime.rescue import own_generators
 from rekindle.torch_compat import outside_modes
 
 Tensors = dict[fx.Node, Any]  # recorded nodes that own a storage -> their tensors
@@ -332,7 +333,7 @@ def _undisturbed(program: Program) -> Iterator[None]:
     on, as when eager runs a forward: oneDNN's LSTM makes its backward's state only then."""
     device = program.joint.device
     on_gpu = device.type == "cuda"
-    own = _own_generators(program)
+    own = own_generators(program)
     with contextlib.ExitStack() as stack:
         stack.enter_context(outside_modes())
         if on_gpu:
@@ -349,18 +350,3 @@ def _undisturbed(program: Program) -> Iterator[None]:
 def _putting_back(generator: torch.Generator) -> Callable[[], None]:
     state = generator.get_state()
     return lambda: generator.set_state(state)
-
-
-def _own_generators(program: Program) -> list[torch.Generator]:
-    """The generators of the model's own that its ops draw from."""
-    found: list[torch.Generator] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, torch.Generator) and value not in found:
-            found.append(value)
-        return value
-
-    for op in program.ops:
-        for node in op.nodes:
-            fx.node.map_aggregate((node.args, node.kwargs), look)
-    return found

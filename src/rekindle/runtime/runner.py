@@ -26,6 +26,7 @@ from rekindle.lower.guards import Guards
 from rekindle.lower.resumed_backward import emit_resumed
 from rekindle.program import Program, analyse
 from rekindle.runtime.cuda_graphs import Graphs
+from rekindle.runtime.rescue import HINT, Rescue, written_residents
 from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.torch_compat import (
     backward_keeps_graph,
@@ -37,12 +38,16 @@ from rekindle.torch_compat import (
 # node.
 RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
 
+# The plan of the same call for a limit in bytes, or None where there is none.
+SmallerPlan = Callable[[int], Any]
+
 
 class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "gradients", "graphed", "other", "residents", "saved", "tangents", "versions"),
+        *("env", "gradients", "graphed", "is_rescued", "other", "rescue", "residents", "saved"),
+        *("tangents", "versions"),
         "__weakref__",
     )
 
@@ -55,6 +60,8 @@ class Step:
         self.gradients: dict[fx.Node, Any] = {}  # what that one has made
         self.versions: list[list[int]] = []
         self.graphed = False  # whether its forward was the replay of a CUDA graph
+        self.rescue: Rescue | None = None  # while steps are watched
+        self.is_rescued = False  # `gradients` has all that the backward would make
 
 
 class Runner:
@@ -115,6 +122,9 @@ class Runner:
             for positions in self.stretch_positions
         ]
         self.watch: StepWatch | None = None  # of the first steps
+        self.written = written_residents(program, self.placeholders)
+        self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
+        self.replacement: Any = None  # the plan that such a step was repeated by
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -164,8 +174,18 @@ class Runner:
         step = Step(residents)
         if self.watch is not None:
             self.watch.begin(step)
-        with torch.no_grad():
-            outs = self.forward(step)
+            step.rescue = Rescue(self.program, self.written, residents)
+        other: Runner | None = None
+        try:
+            with torch.no_grad():
+                outs = self.forward(step)
+        except torch.OutOfMemoryError as error:
+            other = self._with_more_room(step, error)
+        if other is not None:  # behind the except clause: what failed is free by now
+            assert step.rescue is not None
+            step.rescue.restore(residents)
+            _empty_cache(self.device)
+            return other(residents)
         if not self.lowered.stretches:
             return outs
         if self.watch is not None:
@@ -192,10 +212,48 @@ class Runner:
     def backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
             return step.other.backward(self, step, index)
-        gradients = self.planned_backward(step, index)
+        if step.is_rescued:
+            return [step.gradients.pop(leaf, None) for leaf in self.leaves[index]]
+        other: Runner | None = None
+        try:
+            gradients = self.planned_backward(step, index)
+        except torch.OutOfMemoryError as error:
+            other = self._with_more_room(step, error)
+        if other is not None:
+            return self._repeated(other, step, index)
         if self.watch is not None:
             self.watch.reached(step, 2 + index)
         return gradients
+
+    def _with_more_room(self, step: Step, error: torch.OutOfMemoryError) -> "Runner":
+        """The runner of a plan that needs less than the device had for this step."""
+        in_backward = bool(step.versions)
+        if self.watch is None or self.smaller_plan is None or step.rescue is None:
+            error.add_note(HINT)
+            raise error
+        if in_backward and (backward_keeps_graph() or step.other is not None):
+            raise error
+        plan = self.smaller_plan(self.watch.room_bytes())
+        if plan is None:
+            error.add_note(HINT)
+            raise error
+        self.watch.abandon()
+        self.replacement = plan
+        runner: Runner = plan.runner
+        return runner
+
+    def _repeated(self, other: "Runner", step: Step, index: int) -> Sequence[Any]:
+        for i in range(len(self.checked)):
+            self.check_versions(step, i)
+        assert step.rescue is not None
+        step.saved = step.env = None
+        _empty_cache(self.device)
+        step.gradients = step.rescue.gradients(other, step)
+        step.is_rescued = True
+        for leaves in self.leaves[:index]:  # autograd has those
+            for leaf in leaves:
+                step.gradients.pop(leaf, None)
+        return self.backward(step, index)
 
     def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
         """Watches whether the first steps stay within this limit."""
@@ -266,6 +324,8 @@ class Runner:
         key = (layouts, autocast_state())
         if key == (self.layouts, self.joint.autocast):
             step.other = None
+            if step.rescue is not None:
+                step.rescue.keep_tangents(grads)
             return
         if key not in self.others:
             self.others[key] = self._other_backward(grads)
@@ -299,6 +359,11 @@ class Runner:
             f"operation: {source.kind} {source.name} of shape {list(tensor.shape)} is at version "
             f"{tensor._version}; expected version {version} instead."
         )
+
+
+def _empty_cache(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class _OtherBackward:

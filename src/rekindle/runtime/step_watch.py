@@ -22,6 +22,7 @@ from rekindle.torch_compat import outside_modes
 
 NUM_STEPS = 3  # that are watched of each plan
 NUM_CORRECTIONS = 3
+_SHARE_OF_ROOM = 0.9  # the rest is for fragmentation
 _MAX_BEGUN = 20  # calls without a backward, too, end the watch
 
 
@@ -127,6 +128,11 @@ class StepWatch:
         if section == len(self.bounds) - 2:
             self._step = None
             self.num_left -= 1
+
+    def room_bytes(self) -> int:
+        """Of a step that ran out of memory: what a step can have, by what this one had."""
+        had = self.meter.allocated_bytes() - self._base
+        return int(_SHARE_OF_ROOM * min(had, self.limit_bytes))
 
     def abandon(self) -> None:
         """The step takes another way than planned: nothing can be told of it."""
