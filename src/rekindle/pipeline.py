@@ -49,7 +49,7 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import captured_call
 from rekindle.runtime.measured_step import measured_step, not_measured, resident_tensors
-from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess
+from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess, with_excess
 from rekindle.solve.constraints import constrained_min_budget
 from rekindle.solving import choose
 
@@ -158,19 +158,6 @@ def correct_plan(
         record = _record(options, program, profile, problem, solution, budget)
     runner = _late_runner(options, program, record, num_corrections)
     return record, replace(captured, late_runner=runner, kept=kept)
-
-
-def with_excess(problem: Problem, schedule: Schedule, excess: Excess) -> Problem:
-    """The problem in which this schedule needs in that section what was seen there. Which of its
-    ops needed it is not known: each of them gets the workspace."""
-    memory = simulate(problem, schedule).memory[excess.begin : excess.stop]
-    more = max(0, excess.peak_bytes - max(memory))
-    raised = set(schedule.ops[excess.begin : excess.stop])
-    ops = [
-        replace(op, workspace=op.workspace + more) if i in raised else op
-        for i, op in enumerate(problem.ops)
-    ]
-    return replace(problem, ops=tuple(ops))
 
 
 def capture_for(

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.core import simulate
-from rekindle.pipeline import with_excess
 from rekindle.runtime import step_watch
-from rekindle.runtime.step_watch import Excess, StepWatch
+from rekindle.runtime.step_watch import Excess, StepWatch, with_excess
 
 WIDTH, CLASSES, ROWS = 48, 80, 256
 

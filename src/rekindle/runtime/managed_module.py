@@ -25,6 +25,7 @@ from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.call_signature import ModuleView, Settings, call_signature
 from rekindle.runtime.measured_step import resident_tensors
+from rekindle.runtime.plan_corrections import follow_watch, shown_size
 from rekindle.runtime.runner import Runner
 from rekindle.runtime.step_watch import Excess
 
@@ -298,7 +299,7 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             runner = entry.plan.runner
             if runner.wanted is not None:
                 _adopt(manager, entry, state, tensors)
-            _watch(manager, entry)
+            follow_watch(manager, entry)
             entry.used = manager.clock
             return _run(model, entry.plan, state, tensors)
         reason = why
@@ -386,57 +387,6 @@ def _adopt(
     entry.plan = plan
 
 
-def _watch(manager: Manager, entry: Entry) -> None:
-    """What the steps so far say of the plan."""
-    runner = entry.plan.runner
-    if runner.watch is None:
-        return
-    if runner.replacement is not None:
-        entry.plan = runner.replacement
-        return
-    runner.smaller_plan = functools.partial(_smaller_plan, manager, entry.plan)
-    if runner.watch.excess is not None or runner.watch.is_over:
-        _correct(manager, entry)
-
-
-def _smaller_plan(manager: Manager, plan: Any, limit_bytes: int) -> Any:
-    """For a step that ran out of memory, or None where no plan needs so much less."""
-    try:
-        smaller = manager.correct_plan(plan, limit_bytes, 0)
-    except BudgetInfeasible as error:
-        log.warning("a step ran out of memory, and no plan needs less: %s", error)
-        return None
-    log.warning(
-        "a step ran out of memory and is repeated by a plan for %s: overhead %+.1f %% -> %+.1f %%",
-        *(_size(limit_bytes), 100 * plan.overhead, 100 * smaller.overhead),
-    )
-    return smaller
-
-
-def _correct(manager: Manager, entry: Entry) -> None:
-    """The last step needed more than its budget: plan with what it needed, from now on."""
-    runner = entry.plan.runner
-    watch, runner.watch = runner.watch, None  # it is over, or the next plan has one of its own
-    excess = watch.take()
-    if excess is None:
-        return
-    limit = _size(watch.limit_bytes)
-    seen = f"a step used {_size(excess.peak_bytes)} in {excess.section}, with a budget of {limit}"
-    if watch.num_corrections == 0:
-        log.warning("%s; the plan was corrected as often as it may be, and is kept", seen)
-        return
-    before = entry.plan.overhead
-    try:
-        plan = manager.correct_plan(entry.plan, excess, watch.num_corrections - 1)
-    except BudgetInfeasible as error:
-        log.warning("%s; no plan keeps that budget: %s", seen, error)
-        return
-    log.warning(
-        "%s; planned again: overhead %+.1f %% -> %+.1f %%", seen, 100 * before, 100 * plan.overhead
-    )
-    entry.plan = plan
-
-
 def _run(
     model: nn.Module, plan: Plan, state: list[torch.Tensor], tensors: list[torch.Tensor]
 ) -> Any:
@@ -460,7 +410,7 @@ def _missed(model: nn.Module, manager: Manager, args: Any, kwargs: Any, reason: 
         plan = manager.make_plan(model, args, kwargs, plan_of(model))
         entry = manager.add(model, plan, args, kwargs)
         tensors, _ = split((args, kwargs))
-        _watch(manager, entry)
+        follow_watch(manager, entry)
         _tell(manager, plan, tensors)
         return _run(model, plan, entry.look_at(model).tensors(), tensors)
     elif manager.on_miss == "raise":
@@ -480,17 +430,10 @@ def _tell(manager: Manager, plan: Plan, tensors: Sequence[torch.Tensor]) -> None
         manager.max_plans,
         shapes,
         ", ..." if len(tensors) > 4 else "",
-        _size(plan.keep_all_peak_bytes),
-        _size(plan.peak_bytes),
+        shown_size(plan.keep_all_peak_bytes),
+        shown_size(plan.peak_bytes),
         100 * plan.overhead,
     )
-
-
-def _size(num_bytes: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.2f} {name}"
-    return f"{num_bytes} bytes"
 
 
 def _say(manager: Manager, what: str) -> None:

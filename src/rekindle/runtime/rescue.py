@@ -16,6 +16,7 @@ from torch import fx
 from rekindle.capture.node_facts import facts
 from rekindle.lower.runtime_ops import generator_of
 from rekindle.program import Program
+from rekindle.torch_compat import backward_keeps_graph
 
 if TYPE_CHECKING:
     from rekindle.runtime.runner import Runner, Step
@@ -77,6 +78,54 @@ class Rescue:
             for generator, state in now:
                 generator.set_state(state)
         return found
+
+
+def runner_with_more_room(
+    runner: "Runner", step: "Step", error: torch.OutOfMemoryError
+) -> "Runner":
+    """That of a plan which needs less than the device had for this step. Raises the error where
+    there is none, or where steps are not watched any more."""
+    in_backward = bool(step.versions)
+    if runner.watch is None or runner.smaller_plan is None or step.rescue is None:
+        error.add_note(HINT)
+        raise error
+    if in_backward and (backward_keeps_graph() or step.other is not None):
+        raise error
+    plan = runner.smaller_plan(runner.watch.room_bytes())
+    if plan is None:
+        error.add_note(HINT)
+        raise error
+    runner.watch.abandon()
+    runner.replacement = plan
+    other: Runner = plan.runner
+    return other
+
+
+def repeat_forward(other: "Runner", step: "Step") -> list[Any]:
+    """The outputs of the call, by another runner of the same graph."""
+    assert step.rescue is not None
+    step.rescue.restore(step.residents)
+    _empty_cache(other.device)
+    return other(step.residents)
+
+
+def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int) -> None:
+    """Leaves in the step all gradients from this stretch on, made by another runner."""
+    assert step.rescue is not None
+    for i in range(len(runner.checked)):
+        runner.check_versions(step, i)
+    step.saved = step.env = None
+    _empty_cache(other.device)
+    step.gradients = step.rescue.gradients(other, step)
+    step.is_rescued = True
+    for leaves in runner.leaves[:index]:  # autograd has those
+        for leaf in leaves:
+            step.gradients.pop(leaf, None)
+
+
+def _empty_cache(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def written_residents(program: Program, placeholders: Sequence[fx.Node]) -> list[int]:

@@ -26,7 +26,13 @@ from rekindle.lower.guards import Guards
 from rekindle.lower.resumed_backward import emit_resumed
 from rekindle.program import Program, analyse
 from rekindle.runtime.cuda_graphs import Graphs
-from rekindle.runtime.rescue import HINT, Rescue, written_residents
+from rekindle.runtime.rescue import (
+    Rescue,
+    repeat_backward,
+    repeat_forward,
+    runner_with_more_room,
+    written_residents,
+)
 from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.torch_compat import (
     backward_keeps_graph,
@@ -180,12 +186,9 @@ class Runner:
             with torch.no_grad():
                 outs = self.forward(step)
         except torch.OutOfMemoryError as error:
-            other = self._with_more_room(step, error)
+            other = runner_with_more_room(self, step, error)
         if other is not None:  # behind the except clause: what failed is free by now
-            assert step.rescue is not None
-            step.rescue.restore(residents)
-            _empty_cache(self.device)
-            return other(residents)
+            return repeat_forward(other, step)
         if not self.lowered.stretches:
             return outs
         if self.watch is not None:
@@ -218,42 +221,13 @@ class Runner:
         try:
             gradients = self.planned_backward(step, index)
         except torch.OutOfMemoryError as error:
-            other = self._with_more_room(step, error)
+            other = runner_with_more_room(self, step, error)
         if other is not None:
-            return self._repeated(other, step, index)
+            repeat_backward(self, other, step, index)
+            return self.backward(step, index)
         if self.watch is not None:
             self.watch.reached(step, 2 + index)
         return gradients
-
-    def _with_more_room(self, step: Step, error: torch.OutOfMemoryError) -> "Runner":
-        """The runner of a plan that needs less than the device had for this step."""
-        in_backward = bool(step.versions)
-        if self.watch is None or self.smaller_plan is None or step.rescue is None:
-            error.add_note(HINT)
-            raise error
-        if in_backward and (backward_keeps_graph() or step.other is not None):
-            raise error
-        plan = self.smaller_plan(self.watch.room_bytes())
-        if plan is None:
-            error.add_note(HINT)
-            raise error
-        self.watch.abandon()
-        self.replacement = plan
-        runner: Runner = plan.runner
-        return runner
-
-    def _repeated(self, other: "Runner", step: Step, index: int) -> Sequence[Any]:
-        for i in range(len(self.checked)):
-            self.check_versions(step, i)
-        assert step.rescue is not None
-        step.saved = step.env = None
-        _empty_cache(self.device)
-        step.gradients = step.rescue.gradients(other, step)
-        step.is_rescued = True
-        for leaves in self.leaves[:index]:  # autograd has those
-            for leaf in leaves:
-                step.gradients.pop(leaf, None)
-        return self.backward(step, index)
 
     def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
         """Watches whether the first steps stay within this limit."""
@@ -359,11 +333,6 @@ class Runner:
             f"operation: {source.kind} {source.name} of shape {list(tensor.shape)} is at version "
             f"{tensor._version}; expected version {version} instead."
         )
-
-
-def _empty_cache(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 class _OtherBackward:

@@ -5,7 +5,7 @@ kernel may take another workspace than it took when it was measured. The allocat
 tells: at points that a step passes anyway (its begin, the end of the forward, the begin of the
 backward, the end of each of its stretches) the peak so far is read. That is a counter on the host:
 nothing waits for the device. The section in which the counter rises above the budget is the one
-that needs more; `pipeline.correct_plan` adds to the problem what it needed.
+that needs more; `with_excess` adds to the problem what it needed.
 
 A CPU's allocator keeps no such account, and making one costs more than the step: nothing is watched
 there.
@@ -13,11 +13,12 @@ there.
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from rekindle.core import Problem, Schedule, simulate
 from rekindle.torch_compat import outside_modes
 
 NUM_STEPS = 3  # that are watched of each plan
@@ -71,6 +72,19 @@ class Excess:
     begin: int  # steps of the schedule
     stop: int
     peak_bytes: int
+
+
+def with_excess(problem: Problem, schedule: Schedule, excess: Excess) -> Problem:
+    """The problem in which this schedule needs in that section what was seen there. Which of its
+    ops needed it is not known: each of them gets the workspace."""
+    memory = simulate(problem, schedule).memory[excess.begin : excess.stop]
+    more = max(0, excess.peak_bytes - max(memory))
+    raised = set(schedule.ops[excess.begin : excess.stop])
+    ops = [
+        replace(op, workspace=op.workspace + more) if i in raised else op
+        for i, op in enumerate(problem.ops)
+    ]
+    return replace(problem, ops=tuple(ops))
 
 
 class StepWatch:
