@@ -111,7 +111,7 @@ def steps(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_b3_the_callers_loss_is_learnt(name: str, account: Account, caplog: Any) -> None:
+def test_b1_b3_the_callers_loss_is_learnt(name: str, account: Account, caplog: Any) -> None:
     """From the fourth step on the peak is within the budget, and every step is eager's."""
     kind, criterion = LOSSES[name]
     torch.manual_seed(0)
