@@ -20,6 +20,7 @@ from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.step_watch import Excess
 
 _MOST_READ_AGAIN = 8  # of one managed module: a counter that forward reads is new at each call
 log = logging.getLogger("rekindle")
@@ -84,10 +85,12 @@ def _argument(path: str) -> str:
 class Entry:
     """A plan with the call that it covers."""
 
-    __slots__ = ("call", "guards", "layouts", "may_turn_back", "plan", "reading")
+    __slots__ = ("before", "call", "guards", "layouts", "may_turn_back", "plan", "reading")
 
     def __init__(self, plan: Any, reading: Reading, layouts: dict[str, Layout]) -> None:
         self.plan = plan
+        # What is to be done first at the next call, with what enters its graph.
+        self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
         self.reading = reading
         self.layouts = layouts
         self.guards = reading.guards
@@ -100,6 +103,9 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        before, self.before = self.before, None
+        if before is not None:
+            before(inputs)
         runner: Runner = self.plan.runner
         residents = runner.gather(inputs)
         why = runner.broken_assumption(residents)
@@ -121,6 +127,7 @@ class Manager:
         plan_joint: Callable[..., Any],
         record: Callable[..., tuple[JointGraph, Reading]],
         loss_fn: Callable[..., Any] | None,
+        correct_plan: Callable[[Any, Excess | int, int], Any],
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
@@ -128,6 +135,7 @@ class Manager:
         self.plan_joint = plan_joint
         self.record = record  # what a call runs, before any rewrite
         self.loss_fn = loss_fn
+        self.correct_plan = correct_plan  # where a step needed more, or had less, than planned
         self.max_plans = max_plans
         self.entries: list[Entry] = []
         self.first: Entry | None = None
@@ -138,7 +146,7 @@ class Manager:
         """Plans are shared; guards say whether a copied module is as planned."""
         new = Manager(
             *(self.on_miss, self.make_plan, self.plan_joint, self.record),
-            *(self.loss_fn, self.max_plans),
+            *(self.loss_fn, self.correct_plan, self.max_plans),
         )
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
@@ -164,13 +172,13 @@ class Manager:
         the ops of a plan: a list that is not empty now, a counter, a copied module."""
         if self.num_read_again >= _MOST_READ_AGAIN:
             return None
-        layouts = input_layouts(call.args, call.kwargs)
+        layouts = input_layouts(call.args, call.keywords)
         alike = [entry for entry in self.entries if entry.layouts == layouts]
         if not alike:
             return None
         self.num_read_again += 1
         try:
-            joint, reading = self.record(model, call.args, call.kwargs)
+            joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
         for entry in alike:
@@ -188,7 +196,7 @@ class Manager:
 
     def difference(self, call: Call) -> str:
         """How a call differs from the planned one that is most like it."""
-        layouts = input_layouts(call.args, call.kwargs)
+        layouts = input_layouts(call.args, call.keywords)
         nearest = min(
             self.entries, key=lambda e: len(set(layouts.items()) ^ set(e.layouts.items()))
         )
