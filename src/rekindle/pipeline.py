@@ -91,6 +91,8 @@ def plan_call(
     the budget of the first plan: gradients are a larger share of a smaller batch's peak, so the
     fraction alone could be infeasible where the first budget is enough."""
     check_options(options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     _say_what_is_planned(model)
     joint, reading = _captured_told(options, model, args, kwargs)
     given = None
@@ -303,8 +305,6 @@ def recorded(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[JointGraph, Reading]:
     """The graph as eager runs it, before any rewrite."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     call = call_of(plain_forward(model), tuple(args), kwargs, options.loss_fn)
     known = _recorded.setdefault(model, [])
     has_loss = call.loss_fn is not None  # what was read without one has no guard on it

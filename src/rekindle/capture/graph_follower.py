@@ -34,6 +34,7 @@ from rekindle.torch_compat import (
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _WORD = re.compile(r"\w+")
+_RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 class Names:
@@ -47,6 +48,12 @@ class Names:
             ("buffer", model.named_buffers()),
             ("input", named_inputs.items()),
         )
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise CaptureError(
+                    f"{name or 'the model'} is a TorchScript module, whose code is not Python: its "
+                    "ops and parameters cannot be followed; use the nn.Module it was made from"
+                )
         for kind, items in parts:
             for name, tensor in items:
                 self.of.setdefault(id(tensor), (kind, name))
@@ -69,6 +76,7 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        self.has_inner_inputs = False  # inputs that require grad and are no leaves
         self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
         self._devices: dict[torch.device, str] = {}
         self._number: dict[Kind, int] = {}
@@ -137,6 +145,7 @@ class Follower:
         self.entries[node] = self.recorder.placeholder(fake, Source(kind, name, index), data)
         if self.with_gradients and fake.requires_grad:
             self.leaves.append(fake)
+            self.has_inner_inputs |= not real.is_leaf
         return fake
 
     def value(self, node: fx.Node) -> Any:
@@ -208,7 +217,16 @@ class _Run:
                 return None
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
-            return node.target(*args, **kwargs)
+            # cuDNN's layers are called in a way of their own (`recurrent_layers_call`).
+            target = getattr(torch._VF, _RECURRENT.get(node.target, ""), node.target)
+            return target(*args, **kwargs)
+        except RuntimeError as error:
+            if self.follower.has_inner_inputs and "leaf Variable that requires grad" in str(error):
+                raise CaptureError(
+                    f"forward writes in place into an argument that was computed with gradients "
+                    f"(at {recorder.line}), whose stand-in is a leaf; write into a clone"
+                ) from error
+            raise
         finally:
             recorder.line = ""
 

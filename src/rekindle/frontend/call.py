@@ -119,6 +119,6 @@ def _refusals() -> Any:
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(
-            f"the model's code cannot be read in one piece{at}: {broken.why}; manage the "
+            f"the model's code cannot be read in one piece: {broken.why}{at}; manage the "
             "submodules around it one by one"
         ) from broken

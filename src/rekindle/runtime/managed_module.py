@@ -64,7 +64,7 @@ class Managed:
 
     # The first plan (None where the first call is still to come), and one per kind of call.
     plan = _Told(lambda manager: None if manager.first is None else manager.first.plan)
-    plans = _Told(lambda manager: tuple(entry.plan for entry in manager.entries))
+    plans = _Told(lambda manager: manager.plans)
 
     def __init_subclass__(cls) -> None:
         """A registry of subclasses that the model's class keeps is not told of managed ones."""
@@ -169,7 +169,8 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     # An object of the plain class over the same attributes: to forward, `type(self)` is its class.
     plain = object.__new__(cls)
     object.__setattr__(plain, "__dict__", model.__dict__)
-    return plain.forward  # type: ignore[no-any-return]
+    # The class's: on the object there may be one that calls the managed module's.
+    return cls.forward.__get__(plain, cls)  # type: ignore[no-any-return]
 
 
 def with_loss_args(
@@ -208,6 +209,11 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 return _missed(model, manager, call, str(changed))
     if torch.is_grad_enabled() is manager.plans_gradients:
         found = manager.read_again(model, call)
+        if found is None and manager.has_filled(call):
+            manager.num_filled += 1
+            log.info("planning again: the first call has changed what forward reads")
+            plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
+            found = manager.add(plan, call.args, call.keywords)
         if found is not None:
             return _run(manager, found, scope)
     return _missed(model, manager, call, None)
@@ -218,14 +224,17 @@ def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
     other = entry.plan.runner.wanted is not None
     entry.before = functools.partial(_adopt, manager, entry) if other else None
     manager.use(entry)
-    if not entry.may_turn_back:
-        return entry.call(**scope)
-    state = random.getstate()
+    state = random.getstate() if entry.may_turn_back else None
     try:
-        return entry.call(**scope)
+        out = entry.call(**scope)
     except AnswerChanged:
-        random.setstate(state)  # eager will draw the same numbers
+        if state is not None:
+            random.setstate(state)  # eager will draw the same numbers
         raise
+    if not entry.has_run:
+        entry.has_run = True
+        entry.unsettles = not entry.guards.check(scope)
+    return out
 
 
 def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> None:
@@ -274,7 +283,7 @@ def _tell(manager: Manager, plan: Any, call: Call) -> None:
     shapes = [str(layout) for layout in input_layouts(call.args, call.keywords).values()]
     log.warning(
         "planned call %d of at most %d (%s%s): peak %s -> %s, overhead %+.1f %%",
-        len(manager.entries),
+        len(manager.plans),
         manager.max_plans,
         ", ".join(shapes[:4]),
         ", ..." if len(shapes) > 4 else "",

@@ -15,6 +15,8 @@ class Manager(Protocol):
 
     correct_plan: Any
 
+    def put(self, entry: Any, plan: Any) -> None: ...
+
 
 class Entry(Protocol):
     """Where a managed module has its plan for one kind of call."""
@@ -26,7 +28,7 @@ def follow_watch(manager: Manager, entry: Entry) -> None:
     """What the steps so far say of the plan. Calls that share it get the other one too."""
     runner = entry.plan.runner
     if runner.replacement is not None:
-        entry.plan = runner.replacement
+        manager.put(entry, runner.replacement)
         return
     if runner.watch is None:
         return
@@ -72,7 +74,8 @@ def _correct(manager: Manager, entry: Entry) -> None:
     log.warning(
         "%s; planned again: overhead %+.1f %% -> %+.1f %%", seen, 100 * before, 100 * plan.overhead
     )
-    entry.plan = runner.replacement = plan
+    runner.replacement = plan  # a copy of the module shares the old one
+    manager.put(entry, plan)
 
 
 def shown_size(num_bytes: int) -> str:

@@ -85,12 +85,20 @@ def _argument(path: str) -> str:
 class Entry:
     """A plan with the call that it covers."""
 
-    __slots__ = ("before", "call", "guards", "layouts", "may_turn_back", "plan", "reading")
+    __slots__ = (
+        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan"),
+        *("reading", "unsettles"),
+    )
 
-    def __init__(self, plan: Any, reading: Reading, layouts: dict[str, Layout]) -> None:
+    def __init__(
+        self, plan: Any, reading: Reading, layouts: dict[str, Layout], number: int
+    ) -> None:
         self.plan = plan
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
+        self.number = number  # in the order in which the plans were made
+        self.has_run = False
+        self.unsettles = False  # forward itself changes what its guards are about
         self.reading = reading
         self.layouts = layouts
         self.guards = reading.guards
@@ -114,7 +122,11 @@ class Entry:
         return runner.all_outputs(runner(residents), residents)
 
     def copied(self) -> "Entry":
-        return Entry(self.plan, self.reading, self.layouts)
+        return Entry(self.plan, self.reading, self.layouts, self.number)
+
+
+def _number(entry: Entry) -> int:
+    return entry.number
 
 
 class Manager:
@@ -139,7 +151,9 @@ class Manager:
         self.max_plans = max_plans
         self.entries: list[Entry] = []
         self.first: Entry | None = None
+        self.num_made = 0
         self.num_read_again = 0
+        self.num_filled = 0  # plans made since Python code had filled a table or a cache
         self.said: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Manager":
@@ -150,8 +164,14 @@ class Manager:
         )
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
+        new.num_made = self.num_made
         new.first = None if self.first is None else copies[id(self.first)]
         return new
+
+    @property
+    def plans(self) -> tuple[Any, ...]:
+        """The distinct plans, in the order in which they were made."""
+        return tuple({e.number: e.plan for e in sorted(self.entries, key=_number)}.values())
 
     @property
     def plans_gradients(self) -> bool:
@@ -161,11 +181,18 @@ class Manager:
     def add(self, plan: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
         assert plan.reading is not None
         self._make_room()
-        entry = Entry(plan, plan.reading, input_layouts(args, kwargs))
+        entry = Entry(plan, plan.reading, input_layouts(args, kwargs), self.num_made)
+        self.num_made += 1
         self.entries.insert(0, entry)
         if self.first is None:
             self.first = entry
         return entry
+
+    def put(self, entry: Entry, plan: Any) -> None:
+        """Another plan in the place of the one of this entry and of those that share it."""
+        for each in (entry, *self.entries):
+            if each.number == entry.number:
+                each.plan = plan
 
     def read_again(self, model: nn.Module, call: Call) -> Entry | None:
         """An entry for a call whose tensors are laid out as planned, where other Python leads to
@@ -176,6 +203,7 @@ class Manager:
         alike = [entry for entry in self.entries if entry.layouts == layouts]
         if not alike:
             return None
+        alike = list({entry.number: entry for entry in alike}.values())
         self.num_read_again += 1
         try:
             joint, reading = self.record(model, call.args, call.keywords)
@@ -184,7 +212,7 @@ class Manager:
         for entry in alike:
             planned = entry.plan.joint.recorded
             if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
-                found = Entry(entry.plan, reading, layouts)
+                found = Entry(entry.plan, reading, layouts, entry.number)
                 self.entries.insert(0, found)
                 return found
         return None
@@ -214,11 +242,21 @@ class Manager:
                     return f"{aspect} of {name} is {now}, planned {then}"
         return in_words(nearest.guards.failed(call.scope))
 
+    def has_filled(self, call: Call) -> bool:
+        """Whether this call would be planned but for what forward has changed when it ran: a table
+        or a cache that its first call fills. One such call is planned anew."""
+        layouts = input_layouts(call.args, call.keywords)
+        return self.num_filled == 0 and any(
+            entry.unsettles and entry.layouts == layouts for entry in self.entries
+        )
+
     def _make_room(self) -> None:
-        others = [entry for entry in self.entries if entry is not self.first]
-        if len(others) + 1 < self.max_plans or not others:
+        first = -1 if self.first is None else self.first.number
+        numbers = {entry.number: None for entry in self.entries if entry.number != first}
+        if len(numbers) + 1 < self.max_plans or not numbers:
             return
-        self.entries.remove(others[-1])
+        oldest = list(numbers)[-1]
+        self.entries = [entry for entry in self.entries if entry.number != oldest]
         what = (
             f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
             "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"

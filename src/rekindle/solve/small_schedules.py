@@ -60,4 +60,5 @@ def _key(problem: Problem, constraints: Constraints) -> tuple[str, Constraints]:
 
 
 def _request(problem: Problem, constraints: Constraints, budget: int) -> SolveRequest:
-    return SolveRequest(problem, budget, SOLVERS[0], 0, (constraints.save, constraints.recompute))
+    # A seed that no search has, so that no search's own solution is replaced.
+    return SolveRequest(problem, budget, SOLVERS[0], -1, (constraints.save, constraints.recompute))

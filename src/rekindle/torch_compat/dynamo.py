@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch import fx
 
 from rekindle.torch_compat.dynamo_answers import Unguarded
 from rekindle.torch_compat.running import outside_modes
+
+_TORCH_DIR = str(Path(torch.__file__).parent)
 
 
 def is_saved_region(target: object) -> bool:
@@ -309,11 +312,17 @@ def _graph_break(error: Exception) -> GraphBreak:
     text = str(getattr(error, "msg", None) or error)
     lines = [line.strip() for line in text.splitlines()]
     why = lines[0]
-    told = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation")]
+    # Where the model raises, the context has its error; else the explanation says more.
+    label = "Developer debug context: " if why == "Observed exception" else "Explanation: "
+    told = [line.removeprefix(label) for line in lines if line.startswith(label)]
     if told:
         why = f"{why}: {told[0]}"
-    stack = getattr(error, "real_stack", None)
-    line = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    stack = list(getattr(error, "real_stack", None) or ())
+    outside = [frame for frame in stack if not frame.filename.startswith(_TORCH_DIR)]
+    frame = (outside or stack or [None])[-1]
+    line = f"{frame.filename}:{frame.lineno}" if frame is not None else ""
+    if stack and frame is not stack[-1]:
+        why = f"in {stack[-1].name}: {why}"
     original = error.__cause__
     if isinstance(error, TorchRuntimeError) and isinstance(original, Exception):
         return GraphBreak(why, line, original, True)

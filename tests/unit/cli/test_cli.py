@@ -1,5 +1,7 @@
 """The command line: what it prints, its exit codes, and its answer to every kind of bad input."""
 
+import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -10,10 +12,12 @@ import time
 import pytest
 
 from rekindle.cli import main
+from rekindle.cli.entry import build_parser
 from rekindle.core import Problem, keep_all, read_schedule, simulate, write_problem
 from rekindle.core.disk import write_json
 from rekindle.core.files import problem_record, schedule_record
 from rekindle.core.generate import chain
+from rekindle.plans.options import DEFAULTS, Options
 from rekindle.solve import SOLVERS
 
 PROBLEM = chain(12, 1)
@@ -430,3 +434,42 @@ def test_no_torch_and_quick(files):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[0, 0, 0, 0] False False"
+
+
+@pytest.mark.parametrize("solver", ["auto", "sqrt"])
+def test_d2_solve_for_the_smallest_budget(files, capsys, solver):
+    arguments = ("--budget", "min", "--solver", solver, "--time-limit", "2")
+    code, record = run_json(capsys, "solve", "problem.json", *arguments)
+    assert code == 0
+    assert record["peak"] <= record["budget"] < KEEP_ALL.peak
+    _, infeasible = run_json(capsys, "solve", "problem.json", "--budget", "1", "--time-limit", "2")
+    assert record["budget"] <= infeasible["smallest_peak"]
+
+
+def test_d3_a_gap_ends_the_search(files, capsys):
+    arguments = ("--budget", "0.7", "--gap", "0.9", "--time-limit", "20", "--solver", "auto")
+    code, record = run_json(capsys, "solve", "problem.json", *arguments)
+    assert (code, record["stopped_by"]) in ((0, "gap"), (0, "proof"))
+    for gap in ("1", "-0.1", "nan", "much"):
+        code, out, err = run(capsys, "solve", "problem.json", "--budget", "0.7", "--gap", gap)
+        assert_refused(code, out, err, "is not a share from 0 up to 1")
+
+
+def test_d10_one_name_for_one_option():
+    """Every option that both have is called the same: underscores are hyphens, `no-` is off."""
+    plan = next(
+        action.choices["plan"]
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    shown = [a for a in plan._actions if a.option_strings and a.help != argparse.SUPPRESS]
+    options = {a.dest: a.option_strings[-1] for a in shown}
+    fields = {f.name for f in dataclasses.fields(Options)}
+    for name in fields & options.keys():
+        plain = name.removesuffix("_s").replace("_", "-")
+        off = "no-" if getattr(DEFAULTS, name) is True else ""
+        assert options[name] == f"--{off}{plain}"
+    for name in ("--no-hold-outputs", "--outputs-dropped"):  # the old name is hidden
+        parsed = build_parser().parse_args(["plan", "m:f", "--budget", "0.5", name])
+        assert parsed.hold_outputs is False
+    assert "--outputs-dropped" not in plan.format_help()
