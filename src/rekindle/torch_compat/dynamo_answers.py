@@ -161,7 +161,9 @@ def _functions_answered(
 ) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
-    answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
+    answers: dict[types.CodeType, Any] = {
+        code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()
+    }
     # It looks by addresses whether the weights lie in one block.
     answers[torch.nn.RNNBase.flatten_parameters.__code__] = None
     of_shapes, preparing = _codes(_OF_SHAPES), _codes(_PREPARING)
