@@ -262,7 +262,7 @@ def make_from(used: Example, fresh: Example) -> Example:
 
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
 def test_a_hook_set_on_a_submodule_after_planning(kind: str, device: torch.device) -> None:
-    """It runs: the call is read again, or, where a hook cannot be read, runs eagerly and says so."""
+    """It runs: the call is read again, or, where that cannot be, runs eagerly and says so."""
     example = small(device)
     managed = manage(example, "thrice", on_miss="eager")
     x = example.inputs(0)[0][0]

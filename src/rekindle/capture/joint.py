@@ -18,10 +18,16 @@ from rekindle.capture.autograd_marks import refuse_marks, shown_arguments
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
-from rekindle.capture.node_facts import Source, facts
+from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
-from rekindle.errors import NothingToPlan
-from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_key
+from rekindle.errors import CaptureError, NothingToPlan
+from rekindle.torch_compat import (
+    is_overload,
+    outside_modes,
+    pytree,
+    storage_key,
+    told_without_nodes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,13 @@ def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node])
         )
     result = next(n for n in graph.nodes if n.op == "output").args[0]
     made = [follower.value(n) for n in result]
+    for node in follower.entries.values():
+        if recorder.moved(node):
+            source = source_of(node)
+            raise CaptureError(
+                f"forward gives {source.kind} {source.name} other data (`.data = ...`), which a "
+                "plan cannot repeat; write into it with copy_()"
+            )
     given = [facts(n).value for n in follower.entries.values()]
     refuse_marks(recorder, given, follower.leaves, made)
     nodes = tuple(recorder.graph.nodes)
@@ -191,7 +204,8 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     roots = [outputs[t.output] for t in tangents]
     try:
         one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
-        with autocast_as(joint.autocast), one_thread, recorder:
+        plainly = told_without_nodes(CaptureError)
+        with plainly, autocast_as(joint.autocast), one_thread, recorder:
             found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.errors import CaptureError
+from rekindle.frontend.words import reason
 from rekindle.torch_compat import (
     Ask,
     GraphBreak,
@@ -82,6 +83,6 @@ def _refusals() -> Any:
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(
-            f"the model's code cannot be read in one piece{at}: {broken.why}; manage the "
+            f"the model's code cannot be read in one piece: {reason(broken.why)}{at}; manage the "
             "submodules around it one by one"
         ) from broken

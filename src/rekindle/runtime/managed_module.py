@@ -160,7 +160,8 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     # An object of the plain class over the same attributes: to forward, `type(self)` is its class.
     plain = object.__new__(cls)
     object.__setattr__(plain, "__dict__", model.__dict__)
-    return plain.forward  # type: ignore[no-any-return]
+    # The class's: on the object there may be one that calls the managed module's.
+    return cls.forward.__get__(plain, cls)  # type: ignore[no-any-return]
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -312,10 +312,9 @@ def _graph_break(error: Exception) -> GraphBreak:
     text = str(getattr(error, "msg", None) or error)
     lines = [line.strip() for line in text.splitlines()]
     why = lines[0]
-    if why.startswith("Tensor.numpy()"):
-        lines = []
-        why = "a tensor becomes a numpy array, and a plan cannot run again what numpy computes"
-    told = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation")]
+    # Where the model raises, the context has its error; else the explanation says more.
+    label = "Developer debug context: " if why == "Observed exception" else "Explanation: "
+    told = [line.removeprefix(label) for line in lines if line.startswith(label)]
     if told:
         why = f"{why}: {told[0]}"
     stack = list(getattr(error, "real_stack", None) or ())

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
-from rekindle.torch_compat.dynamo_substitutes import own_code_read
+from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
 
 
 class Ask(Protocol):
@@ -96,7 +96,9 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
-        stack.enter_context(own_code_read())
+        stack.enter_context(_data_given())
+        stack.enter_context(_recurrent_functions_plain())
+        stack.enter_context(read_as_eager_runs())
         yield unguarded
 
 
@@ -250,7 +252,7 @@ def _loss_nodes(tx: Any, out: Any) -> tuple[fx.Node, ...]:
             kind = out.python_type()
             if issubclass(kind, (tuple, list)) and not hasattr(kind, "_fields"):
                 return ()
-            found = out.var_getattr(tx, "loss")
+            found = getattr(out, _attribute_reader(type(out)))(tx, "loss")
     except Exception:  # it has none
         return ()
     return _nodes(found) if isinstance(found, TensorVariable) else ()
@@ -275,6 +277,11 @@ def _loggers_answered() -> Iterator[None]:
         yield
 
 
+def _attribute_reader(cls: type) -> str:
+    """The method that reads an attribute; it has another name since torch 2.14."""
+    return "var_getattr" if hasattr(cls, "var_getattr") else "tp_getattro_impl"
+
+
 @contextlib.contextmanager
 def _missing_attributes_guarded() -> Iterator[None]:
     """Dynamo guards an attribute that it finds, and not one whose absence the model handles."""
@@ -283,7 +290,8 @@ def _missing_attributes_guarded() -> Iterator[None]:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables import UnspecializedNNModuleVariable
 
-    read = UnspecializedNNModuleVariable.var_getattr
+    method = _attribute_reader(UnspecializedNNModuleVariable)
+    read = getattr(UnspecializedNNModuleVariable, method)
 
     @functools.wraps(read)
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
@@ -299,7 +307,7 @@ def _missing_attributes_guarded() -> Iterator[None]:
                     install_guard(source.make_guard(GuardBuilder.HASATTR))
             raise
 
-    with _set(UnspecializedNNModuleVariable, "var_getattr", var_getattr):
+    with _set(UnspecializedNNModuleVariable, method, var_getattr):
         yield
 
 
@@ -307,7 +315,8 @@ def _missing_attributes_guarded() -> Iterator[None]:
 def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
     from torch._dynamo.variables import TensorVariable
 
-    read = TensorVariable.var_getattr
+    method = _attribute_reader(TensorVariable)
+    read = getattr(TensorVariable, method)
 
     @functools.wraps(read)
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
@@ -317,7 +326,7 @@ def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
             aspects[source() if callable(source) else source, name] = found.as_python_constant()
         return found
 
-    with _set(TensorVariable, "var_getattr", var_getattr):
+    with _set(TensorVariable, method, var_getattr):
         yield
 
 
@@ -337,6 +346,63 @@ def _imports_noted(imported: list[str]) -> Iterator[None]:
 
     with _instructions_read(change):
         yield
+
+
+def give_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Stands in a graph for `tensor.data = data`."""
+    tensor.data = data
+
+
+@contextlib.contextmanager
+def _data_given() -> Iterator[None]:
+    """`tensor.data = data`, of a tensor that forward has made, becomes a node of the graph."""
+    from torch._dynamo.variables import TensorVariable
+
+    def plain(variable: Any) -> Any:
+        if isinstance(variable, TensorVariable) and variable.source is None:
+            value = variable.proxy.node.meta.get("example_value")
+            return None if value is None else (value.shape, value.dtype, value.device)
+        return None
+
+    def change(name: str, read: Any) -> Any:
+        if name != "STORE_ATTR":
+            return None
+
+        def give(self: Any, instruction: Any) -> None:
+            if instruction.argval != "data" or len(self.output.tracers) > 1:
+                read(self, instruction)
+                return
+            data, tensor = self.stack[-2:]
+            if plain(tensor) is None or plain(tensor) != plain(data):
+                read(self, instruction)
+                return
+            self.popn(2)
+            proxies = (tensor.as_proxy(), data.as_proxy())
+            self.output.create_proxy("call_function", give_data, proxies, {})
+
+        return give
+
+    with _instructions_read(change):
+        yield
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@contextlib.contextmanager
+def _recurrent_functions_plain() -> Iterator[None]:
+    """nn.LSTM and its kin end in torch's own functions, whatever stands in for them: who follows
+    the graph calls what stands there."""
+    from torch.nn.modules import rnn
+
+    found = {name: vars(torch._VF).pop(name) for name in _RECURRENT if name in vars(torch._VF)}
+    table = dict(rnn._rnn_impls)
+    rnn._rnn_impls.update({name: getattr(torch._VF, name.lower()) for name in table})
+    try:
+        yield
+    finally:
+        rnn._rnn_impls.update(table)
+        vars(torch._VF).update(found)
 
 
 @contextlib.contextmanager
@@ -395,7 +461,9 @@ def _instructions_read(change: Callable[[str, Any], Any]) -> Iterator[None]:
     for cls, table in saved:
         cls.dispatch_table = list(table)
         for name, opcode in dis.opmap.items():
-            other = None if table[opcode] is None else change(name, table[opcode])
+            # Pseudo instructions, which stand in no code, have numbers beyond the table.
+            read = table[opcode] if opcode < len(table) else None
+            other = None if read is None else change(name, read)
             if other is not None:
                 cls.dispatch_table[opcode] = other
     try:
