@@ -254,7 +254,7 @@ def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None
 
 # What was recorded of calls of a model, while it lives: a call that the guards of one hold for is
 # not read again.
-_recorded: weakref.WeakKeyDictionary[nn.Module, list[tuple[Reading, JointGraph]]] = (
+_recorded: weakref.WeakKeyDictionary[nn.Module, list[tuple[bool, Reading, JointGraph]]] = (
     weakref.WeakKeyDictionary()
 )
 _MOST_RECORDED = 4  # of one model
@@ -266,7 +266,9 @@ def recorded(
     """The graph as eager runs it, before any rewrite."""
     call = Call(plain_forward(model), tuple(args), dict(kwargs), options.loss_fn)
     known = _recorded.setdefault(model, [])
-    for reading, joint in known:
+    for lossless, reading, joint in known:
+        if lossless is not (options.loss_fn is None):
+            continue  # its guards say nothing of a loss
         # Answers that the data gave may be others by now.
         if not DataGuards(joint).scalars and reading.guards.check(call.scope):
             return joint, reading
@@ -275,7 +277,7 @@ def recorded(
         reading, returned = read(call, follower.ask)
         follower.returned, follower.losses = returned.tensors, returned.losses
         joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
-    known[:] = [(reading, joint), *known[: _MOST_RECORDED - 1]]
+    known[:] = [(options.loss_fn is None, reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading
 
 
