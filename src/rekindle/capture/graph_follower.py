@@ -30,9 +30,10 @@ from rekindle.torch_compat import (
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
+    source_line,
+    told_without_nodes,
 )
 
-_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _WORD = re.compile(r"\w+")
 _RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
@@ -86,7 +87,7 @@ class Follower:
         """The number in the tensor of a node, `.item()`."""
         self.follow(graph, attributes, self._examples)
         with self._running():
-            self.recorder.line = _line(node)
+            self.recorder.line = source_line(node)
             return _Run(self, attributes, self._examples).value(node).item()
 
     def follow(
@@ -117,6 +118,7 @@ class Follower:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(collector_at_rest())
+                stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
                 stack.enter_context(run_saved_regions_plainly())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))
@@ -203,7 +205,7 @@ class _Run:
     def node(self, node: fx.Node) -> Any:
         recorder = self.follower.recorder
         recorder.module_path[-1] = self.follower.path(node)
-        recorder.line = _line(node)
+        recorder.line = source_line(node)
         try:
             if node.op == "get_attr":
                 return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
@@ -239,11 +241,6 @@ class _Run:
                 return fx.node.map_arg(node.args[0], run.value)
             values[node] = next(rest) if node.op == "placeholder" else run.node(node)
         raise AssertionError("a graph without an output")
-
-
-def _line(node: fx.Node) -> str:
-    lines = _LINE.findall(node.meta.get("stack_trace") or "")
-    return ":".join(lines[-1]) if lines else ""
 
 
 class _Attributes:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rekindle.errors import CaptureError
+from rekindle.frontend.words import reason
 from rekindle.torch_compat import (
     Ask,
     GraphBreak,
@@ -119,6 +120,6 @@ def _refusals() -> Any:
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(
-            f"the model's code cannot be read in one piece: {broken.why}{at}; manage the "
+            f"the model's code cannot be read in one piece: {reason(broken.why)}{at}; manage the "
             "submodules around it one by one"
         ) from broken

@@ -43,7 +43,12 @@ with missing_names_explained():
         new_fake_mode,
         run_below,
     )
-    from rekindle.torch_compat.fx_graphs import add_call
+    from rekindle.torch_compat.fx_graphs import (
+        add_call,
+        interpreted_line,
+        source_line,
+        told_without_nodes,
+    )
     from rekindle.torch_compat.ops import (
         bare_call,
         copy_all,
@@ -94,6 +99,7 @@ __all__ = [
     "eager_kernels",
     "filling_stand_in",
     "forward_sequence_nr",
+    "interpreted_line",
     "is_higher_order",
     "is_overload",
     "is_saved_region",
@@ -110,7 +116,9 @@ __all__ = [
     "recurrent_layers_call",
     "run_below",
     "run_saved_regions_plainly",
+    "source_line",
     "storage_bytes",
     "storage_key",
+    "told_without_nodes",
     "transform_around",
 ]
