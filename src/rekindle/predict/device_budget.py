@@ -53,7 +53,7 @@ class Residents:
         )
 
     def rows(self) -> tuple[tuple[str, int], ...]:
-        """What there is, by name."""
+        """What is resident, by name."""
         rows = (
             ("parameters", self.parameters_bytes),
             ("buffers", self.buffers_bytes),

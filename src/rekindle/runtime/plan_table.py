@@ -259,7 +259,7 @@ class Manager:
         self.entries = [entry for entry in self.entries if entry.number != oldest]
         what = (
             f"more than {self.max_plans} call signatures: the least recently used plan is dropped "
-            "and made again when it is needed; pad inputs to fewer shapes, or raise max_plans"
+            "and planned again when it is needed; pad inputs to fewer shapes, or raise max_plans"
         )
         if what not in self.said:
             self.said.add(what)

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 
 
 class Ask(Protocol):
@@ -95,6 +96,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
+        stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
         yield unguarded
@@ -196,7 +198,7 @@ def _codes(places: Iterable[tuple[str, str]]) -> dict[types.CodeType, tuple[str,
 
 
 def _run_on_shapes(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a function that only asks tensors for their shapes, on tensors without data."""
+    """Runs a function that only asks tensors for their shapes, on fake tensors."""
     from torch._dynamo.variables import ListVariable, TensorVariable, TupleVariable
     from torch._dynamo.variables.base import VariableTracker
 
