@@ -307,14 +307,8 @@ def recorded(
     """The graph as eager runs it, before any rewrite."""
     call = call_of(plain_forward(model), tuple(args), kwargs, options.loss_fn)
     known = _recorded.setdefault(model, [])
-<<<<<<< HEAD
     has_loss = call.loss_fn is not None  # what was read without one has no guard on it
     for with_loss, reading, joint in known:
-=======
-    for lossless, reading, joint in known:
-        if lossless is not (options.loss_fn is None):
-            continue  # its guards say nothing of a loss
->>>>>>> fixb
         # Answers that the data gave may be others by now.
         if (
             with_loss is has_loss
@@ -327,11 +321,7 @@ def recorded(
         reading, returned = read(call, follower.ask)
         follower.returned, follower.losses = returned.tensors, returned.losses
         joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
-<<<<<<< HEAD
     known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
-=======
-    known[:] = [(options.loss_fn is None, reading, joint), *known[: _MOST_RECORDED - 1]]
->>>>>>> fixb
     return joint, reading
 
 

@@ -22,12 +22,8 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
-<<<<<<< HEAD
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
-from rekindle.torch_compat.dynamo_substitutes import own_code_read
-=======
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
->>>>>>> fixb
 
 
 class Ask(Protocol):
@@ -101,16 +97,10 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
-<<<<<<< HEAD
         stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
-        stack.enter_context(own_code_read())
-=======
-        stack.enter_context(_data_given())
-        stack.enter_context(_recurrent_functions_plain())
         stack.enter_context(read_as_eager_runs())
->>>>>>> fixb
         yield unguarded
 
 
