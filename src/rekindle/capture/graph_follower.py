@@ -199,6 +199,12 @@ class _Run:
     def value(self, node: fx.Node) -> Any:
         if node not in self.values:
             assert self.example is not None  # subgraphs are given all their inputs
+            if node.op != "placeholder":  # torch 2.11, where a hook reads what the tensor made
+                raise CaptureError(
+                    f"torch {torch.__version__} reads this call in an order that cannot run "
+                    f"(at {_line(node)}): a hook on a tensor that forward makes; with a newer "
+                    "torch it is planned"
+                )
             self.values[node] = self.follower.enter(node, self.example(node))
         return self.values[node]
 

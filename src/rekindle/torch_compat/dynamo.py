@@ -315,9 +315,6 @@ def _graph_break(error: Exception) -> GraphBreak:
     text = str(getattr(error, "msg", None) or error)
     lines = [line.strip() for line in text.splitlines()]
     why = lines[0]
-    if why.startswith("Tensor.numpy()"):
-        lines = []
-        why = "a tensor becomes a numpy array, and a plan cannot run again what numpy computes"
     # Where the model raises, the context has its error; else the explanation says more.
     label = "Developer debug context: " if why == "Observed exception" else "Explanation: "
     told = [line.removeprefix(label) for line in lines if line.startswith(label)]
