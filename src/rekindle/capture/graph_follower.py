@@ -129,7 +129,7 @@ class Follower:
         finally:
             self._state = _State.now()
             if autocast_state():
-                torch.clear_autocast_cache()  # of tensors without data
+                torch.clear_autocast_cache()  # of fake tensors
             others.set()
 
     def enter(self, node: fx.Node, real: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A call that was read -> `JointGraph`: every op of one forward and backward, as eager runs it.
 
-The graph of torch calls that the front door found runs once on tensors without data, under the
+The graph of torch calls that the front door found runs once on fake tensors, under the
 autograd engine, and a recorder below autograd writes down each op (see `recorder`). Nothing is
 decomposed, functionalized or compiled: the kernels, their order and the in-place ops are eager's
 own.

@@ -1,4 +1,4 @@
-"""`check` and `solvers`: what a schedule needs, and what there is to find one."""
+"""`check` and `solvers`: what a schedule needs, and the solvers that find one."""
 
 import argparse
 from typing import Any

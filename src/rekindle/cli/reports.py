@@ -204,7 +204,7 @@ def run_export(arguments: argparse.Namespace) -> ExitCode:
 def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | None]:
     """The account of a plan file, and its record; or of a problem and a schedule, and None."""
     record = read_json(arguments.input)
-    commands = [command(arguments.argv)]  # shown in the report: how to make it again
+    commands = [command(arguments.argv)]  # shown in the report: what made it
     if isinstance(record, dict) and record.get("format") == PLAN_FORMAT:
         if arguments.schedule is not None or arguments.budget is not None:
             raise RekindleError(

@@ -4,7 +4,8 @@ import re
 
 _PARTS = (
     (re.compile(r"L\['forward'\]\.__self__"), "model"),
-    (re.compile(r"L\['(args|kwargs|loss_fn|forward)'\]"), r"\1"),
+    (re.compile(r"L\['(args|kwargs|loss_fn|loss_args|forward)'\]"), r"\1"),
+    (re.compile(r"G\['(?:___unnamed_scope|__import)_\w+'\]\."), ""),  # globals
     (re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]"), r".\1"),
     (re.compile(r"\.__dict__\['([^']+)'\]"), r".\1"),
     (re.compile(r"\s+#.*$"), ""),

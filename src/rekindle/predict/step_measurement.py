@@ -176,7 +176,7 @@ class _AnyLoss(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        # Tensors without data: a loss that kept the outputs would keep what a plan has dropped.
+        # Fake tensors: a loss that kept the outputs would keep what a plan has dropped.
         ctx.like = [(torch.empty_like(output, device="meta"), output.device) for output in outputs]
         return outputs[0].new_zeros((), dtype=torch.float32)
 

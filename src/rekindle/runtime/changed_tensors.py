@@ -2,7 +2,7 @@
 allows, and what a plan can do about those.
 
 Eager refuses a write to what it keeps for the backward, and what it keeps the recording tells: what
-the autograd nodes of the fake forward have saved. A plan may keep other tensors, or compute again
+the autograd nodes of the fake forward have saved. A plan may keep other tensors, or recompute
 from tensors that eager has done with. Where such a one was written to, the backward makes what it
 lacks from the rest (`other_gradients`); where that cannot be done it is refused. It is never wrong.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rekindle.capture.node_facts import facts
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.torch_compat import backward_keeps_graph, borrowed, copy_all, eager_kernels
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class Graphs:
         self.tangents: list[torch.Tensor] = []
         self.pending: weakref.ref[Step] | None = None  # the last step that used the recordings
         self.why_not = _not_by_copies(runner)
-        self.arguments = [i for i, (kind, _) in enumerate(runner.origins) if kind == 1]
-        self.fixed = [i for i, (kind, _) in enumerate(runner.origins) if kind != 1]
+        kinds = [source_of(node).kind for node in runner.placeholders]
+        self.arguments = [i for i, kind in enumerate(kinds) if kind == "input"]
+        self.fixed = [i for i, kind in enumerate(kinds) if kind != "input"]
 
     @property
     def complete(self) -> bool:
@@ -222,9 +223,7 @@ def _not_by_copies(runner: "Runner") -> str:
     where outputs share memory, which copies of them do not."""
     if len(runner.changes.leaders) < len(runner.internal):
         return "outputs share memory"
-    arguments = {
-        facts(runner.placeholders[i]).storage for i, (k, _) in enumerate(runner.origins) if k == 1
-    }
+    arguments = {facts(n).storage for n in runner.placeholders if source_of(n).kind == "input"}
     for node in runner.joint.nodes:
         if any(facts(w).storage in arguments for w in facts(node).writes):
             return f"{node.target} writes into an argument"

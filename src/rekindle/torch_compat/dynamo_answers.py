@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
 
 
@@ -96,6 +97,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_aspects_noted(unguarded.aspects))
         stack.enter_context(_imports_noted(unguarded.imported))
         stack.enter_context(_own_streams_refused())
+        stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
         stack.enter_context(read_as_eager_runs())
@@ -159,7 +161,9 @@ def _functions_answered(
 ) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
-    answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
+    answers: dict[types.CodeType, Any] = {
+        code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()
+    }
     # It looks by addresses whether the weights lie in one block.
     answers[torch.nn.RNNBase.flatten_parameters.__code__] = None
     of_shapes, preparing = _codes(_OF_SHAPES), _codes(_PREPARING)
@@ -198,7 +202,7 @@ def _codes(places: Iterable[tuple[str, str]]) -> dict[types.CodeType, tuple[str,
 
 
 def _run_on_shapes(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a function that only asks tensors for their shapes, on tensors without data."""
+    """Runs a function that only asks tensors for their shapes, on fake tensors."""
     from torch._dynamo.variables import ListVariable, TensorVariable, TupleVariable
     from torch._dynamo.variables.base import VariableTracker
 
