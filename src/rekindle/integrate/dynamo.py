@@ -43,11 +43,12 @@ class _Graph(nn.Module):  # type: ignore[misc]
     """A graph as a module whose class has a `forward`."""
 
     # Managing a module derives from its class; a GraphModule generates its forward per instance,
-    # lazily, so that it cannot be managed itself.
+    # so that it cannot be managed itself. Dynamo's generates it at its first call, which cannot be
+    # read; one that is made here has it at once.
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph = fx.GraphModule(graph, graph.graph)
 
     def forward(self, *args: Any) -> Any:
         return self.graph(*args)
