@@ -126,7 +126,7 @@ class HookOnTheModelItself(WithInner):
         self.register_forward_hook(lambda module, args, out: out - 1)
 
 
-@case("e9", quick=True)
+@case("e9", breaks=True, quick=True)
 class BackwardHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_hook(
@@ -144,7 +144,7 @@ class BackwardHookAdded(WithInner):
         self.inner.register_full_backward_hook(lambda module, got, given: (got[0] * 0.25,))
 
 
-@case("e9")
+@case("e9", breaks=True)
 class BackwardPreHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_pre_hook(
