@@ -202,8 +202,8 @@ class _Run:
             if node.op != "placeholder":  # torch 2.11, where a hook reads what the tensor made
                 raise CaptureError(
                     f"torch {torch.__version__} reads this call in an order that cannot run "
-                    f"(at {_line(node)}): a hook on a tensor that forward makes; with a newer "
-                    "torch it is planned"
+                    f"(at {source_line(node)}): a hook on a tensor that forward makes; a newer "
+                    "torch plans it"
                 )
             self.values[node] = self.follower.enter(node, self.example(node))
         return self.values[node]
