@@ -45,7 +45,7 @@ def capture_model(factory: Callable[[], Sample], name: str, device: str) -> Prob
         model, args = factory()
     joint = captured(Options(), model, args, {})[0]
     description = load_device(device)
-    profile = profile_nodes(joint.nodes, joint.device, how="estimate", description=description)
+    profile = profile_nodes(joint.nodes, joint.device, description=description)
     return formulate(analyse(joint), profile, name)
 
 

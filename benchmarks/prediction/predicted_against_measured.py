@@ -39,6 +39,7 @@ from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import Options
 from rekindle.predict import StepMeasurement
 from rekindle.profile.block_sizes import expandable_segments
+from rekindle.runtime.measured_step import sample_of
 
 Row = dict[str, Any]
 
@@ -128,7 +129,10 @@ class Bench:
         begin = time.monotonic()
         options = self._options(budget=budget, schedule=_keep_all if budget == 1.0 else None)
         try:
-            plan = Plan(*plan_joint(options, first.joint, base["case"]))
+            assert first.reading is not None
+            sample = sample_of(first.joint, [given.value for given in first.reading.inputs])
+            made = plan_joint(options, first.joint, base["case"], sample, reading=first.reading)
+            plan = Plan(*made)
         except BudgetInfeasible as error:
             print(f"{base['case']} {budget}: {error}", flush=True)
             self.notes.append(f"{base['case']} {budget}: not reachable")

@@ -4,7 +4,7 @@ Their keyword arguments are the fields of `Options`, spelled out for readers and
 test compares the two. `pipeline` has the stages behind them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from rekindle.plans.options import (
     as_args,
 )
 from rekindle.profile import ProfileListener
+from rekindle.runtime.managed_module import with_loss_args
 from rekindle.solve.base import Solver
 
 
@@ -37,6 +38,7 @@ def plan(
     seed: int = DEFAULTS.seed,
     profile: Literal["estimate", "measure"] = DEFAULTS.profile,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,
     device_budget: Budget | None = DEFAULTS.device_budget,
     headroom: float | int | str = DEFAULTS.headroom,
@@ -53,8 +55,11 @@ def plan(
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
 ) -> Plan:
-    """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors;
-    it does not run. `args` is a tuple; anything else, such as a tensor, is the only argument.
+    """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
+    Ops that no earlier run has measured are measured in a step on the sample, which leaves
+    parameters, buffers, gradients and random streams as they were. With `profile="estimate"` or
+    `device_profile` nothing runs. `args` is a tuple; anything else, such as a tensor, is the only
+    argument.
 
     `budget` limits what a training step adds to what is resident (parameters, buffers, inputs):
     bytes, "8GiB", a fraction of the peak when everything is saved (0.5), or "min", the smallest
@@ -66,8 +71,9 @@ def plan(
     `device_profile` names a device description to plan for instead of this machine's device.
     `hold_outputs=False` assumes that the caller drops all outputs but the loss before the backward,
     as `model(...).loss.backward()` does.
-    `loss_fn(output)` becomes part of the call, which then returns the loss. The memory of a loss
-    that is computed outside is not counted, except for the gradients that it passes back.
+    `loss_fn(output, *loss_args)` becomes part of the call, which then returns the loss:
+    `managed(x, loss_args=(target,))`; `loss_args` here are the sample's. The memory of a loss that
+    is computed outside is not counted, except for the gradients that it passes back.
     `save` and `recompute` force ops to be saved (they run once) or recomputed (their results are
     not kept for the backward), by module path ("blocks.*.mlp"), op ("aten.mm*") or both
     ("blocks.*::mm"). `cache=False` neither reads nor writes cached costs and solutions;
@@ -77,7 +83,9 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
     """
-    return make_plan(_options(locals()), model, as_args(args), kwargs or {})
+    options = _options(locals())
+    kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
+    return make_plan(options, model, as_args(args), kwargs)
 
 
 def rematerialize(
@@ -95,6 +103,7 @@ def rematerialize(
     on_miss: OnMiss = DEFAULTS.on_miss,
     max_plans: int = DEFAULTS.max_plans,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
+    loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,
     device_budget: Budget | None = DEFAULTS.device_budget,
     headroom: float | int | str = DEFAULTS.headroom,
@@ -120,8 +129,13 @@ def rematerialize(
     """
     options = _options(locals())
     if args is None and kwargs is None:
+        if loss_args is not None:
+            raise TypeError(
+                "loss_args were given without args: they are part of a sample; give both, or "
+                "neither and let the first call be planned"
+            )
         return manage_plan(options, None, model, inplace=inplace)
-    args, kwargs = as_args(args), kwargs or {}
+    args, kwargs = as_args(args), with_loss_args(model, kwargs, loss_fn, loss_args)
     first = make_plan(options, model, args, kwargs)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 

@@ -23,8 +23,9 @@ from rekindle.capture.pytrees import named_tensors, path_names, split
 from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.frontend import Call, Reading, read
+from rekindle.frontend import Reading, call_of, read
 from rekindle.lower.guards import Guards as DataGuards
+from rekindle.measuring import measured_in_place
 from rekindle.plans.options import Options
 from rekindle.plans.plan_record import (
     PlanRecord,
@@ -45,15 +46,20 @@ from rekindle.profile import (
     load_device,
     profile_nodes,
 )
-from rekindle.program import Program, analyse
+from rekindle.profile.profiler import describe, is_there
+from rekindle.program import Program, analyse, charged_nodes
 from rekindle.program.formulate import formulate
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
+from rekindle.runtime.measured_step import Sample, sample_of
+from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess, with_excess
 from rekindle.solve.progress import Progress, milestone, report
 from rekindle.solving import Choice, choose
 
 log = logging.getLogger("rekindle")
+
+_CORRECTION_LIMIT_S = 5.0  # for a search between two steps of a training
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,9 @@ def plan_call(
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    record, captured = plan_joint(options, joint, type(model).__name__, given, at_least, reading)
+    sample = sample_of(joint, [given.value for given in reading.inputs])
+    name = type(model).__name__
+    record, captured = plan_joint(options, joint, name, sample, given, at_least, reading)
     made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
     return replace(record, provenance=made), captured
 
@@ -156,16 +164,23 @@ def _say_what_is_planned(model: nn.Module) -> None:
 
 
 def plan_again(
-    options: Options, joint: JointGraph, old: PlanRecord, given: DeviceBudget | None, same_ops: bool
+    options: Options,
+    joint: JointGraph,
+    old: PlanRecord,
+    sample: Sample | None,
+    given: DeviceBudget | None,
+    same_ops: bool,
 ) -> tuple[PlanRecord, Captured]:
     """A plan for a backward with other gradients than the old plan's. The old schedule is reused if
     the ops are the same and its peak is still within the budget."""
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
-            record, captured = plan_joint(again, joint, old.problem.name, given)
+            record, captured = plan_joint(again, joint, old.problem.name, sample, given)
+            runner = _late_runner(options, captured.program, record)
+            captured = replace(captured, options=options, late_runner=runner)
             return _made_like(replace(record, solver=old.solver), old), captured
-    record, captured = plan_joint(options, joint, old.problem.name, given)
+    record, captured = plan_joint(options, joint, old.problem.name, sample, given)
     return _made_like(record, old), captured
 
 
@@ -180,13 +195,15 @@ def plan_joint(
     options: Options,
     joint: JointGraph,
     name: str,
+    sample: Sample | None,
     given: DeviceBudget | None = None,
     at_least: int = 0,
     reading: Reading | None = None,
 ) -> tuple[PlanRecord, Captured]:
-    """The stages from the captured graph on. `given` is the device budget, resolved."""
+    """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
+    the device budget, resolved."""
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, name)
+        program, profile, problem = _formulated(options, joint, name, sample)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
@@ -194,8 +211,31 @@ def plan_joint(
         choice = choose(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
         milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
-    runner = _late_runner(options, program, problem, record.schedule)
+    runner = _late_runner(options, program, record)
     return record, Captured(program, profile, runner, reading, options, given, choice.kept)
+
+
+def correct_plan(
+    options: Options, old: PlanRecord, captured: Captured, seen: Excess | int, num_corrections: int
+) -> tuple[PlanRecord, Captured]:
+    """A plan by what was seen of a step, searched for from the old schedule: in which the ops of
+    one section need what the section needed, or for a budget of so many bytes. It may be corrected
+    so often again. Raises BudgetInfeasible."""
+    program, profile = captured.program, captured.profile
+    problem, budget = old.problem, old.budget_bytes
+    if isinstance(seen, Excess):
+        problem = with_excess(problem, old.schedule, seen)
+    else:
+        budget = seen
+    limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
+    # The budget is known in bytes, and is not to grow.
+    again = replace(options, budget=budget, schedule=None, best_effort=False, time_limit_s=limit_s)
+    with collector_at_rest():
+        predictor = Predictor(program, profile, problem)
+        choice = choose(again, predictor, budget, start=old.schedule)
+        record = _made_like(_record(options, program, profile, problem, choice), old)
+    runner = _late_runner(options, program, record, num_corrections)
+    return record, replace(captured, late_runner=runner, kept=choice.kept)
 
 
 def capture_for(
@@ -219,10 +259,11 @@ def capture_for(
             "move the model or make a new plan"
         )
     joint, reading = captured(options, model, args, kwargs)
+    sample = sample_of(joint, [given.value for given in reading.inputs])
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, type(model).__name__)
+        program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
     _check_match(record, program, problem)
-    runner = _late_runner(options, program, problem, record.schedule)
+    runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, reading, options)
 
 
@@ -254,7 +295,7 @@ def _check_match(record: PlanRecord, program: Program, problem: Problem) -> None
 
 # What was recorded of calls of a model, while it lives: a call that the guards of one hold for is
 # not read again.
-_recorded: weakref.WeakKeyDictionary[nn.Module, list[tuple[Reading, JointGraph]]] = (
+_recorded: weakref.WeakKeyDictionary[nn.Module, list[tuple[bool, Reading, JointGraph]]] = (
     weakref.WeakKeyDictionary()
 )
 _MOST_RECORDED = 4  # of one model
@@ -264,18 +305,23 @@ def recorded(
     options: Options, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[JointGraph, Reading]:
     """The graph as eager runs it, before any rewrite."""
-    call = Call(plain_forward(model), tuple(args), dict(kwargs), options.loss_fn)
+    call = call_of(plain_forward(model), tuple(args), kwargs, options.loss_fn)
     known = _recorded.setdefault(model, [])
-    for reading, joint in known:
+    has_loss = call.loss_fn is not None  # what was read without one has no guard on it
+    for with_loss, reading, joint in known:
         # Answers that the data gave may be others by now.
-        if not DataGuards(joint).scalars and reading.guards.check(call.scope):
+        if (
+            with_loss is has_loss
+            and not DataGuards(joint).scalars
+            and reading.guards.check(call.scope)
+        ):
             return joint, reading
     with collector_at_rest():
-        follower = Follower(Names(model, named_tensors((call.args, call.kwargs), "args")))
+        follower = Follower(Names(model, named_tensors((call.args, call.keywords), "args")))
         reading, returned = read(call, follower.ask)
         follower.returned, follower.losses = returned.tensors, returned.losses
         joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
-    known[:] = [(reading, joint), *known[: _MOST_RECORDED - 1]]
+    known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading
 
 
@@ -335,23 +381,30 @@ def torch_release() -> str:
 # ---- stages
 
 
-def _formulated(options: Options, joint: JointGraph, name: str) -> tuple[Program, Profile, Problem]:
+def _formulated(
+    options: Options, joint: JointGraph, name: str, sample: Sample | None
+) -> tuple[Program, Profile, Problem]:
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "
             "model or leave cuda_graph out"
         )
     description = None if options.device_profile is None else load_device(options.device_profile)
+    if description is None and options.profile == "estimate":
+        description = describe(joint.device)
     program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
+    charged = {name for names in charged_nodes(program) for name in names}
+    listener = functools.partial(_tell_profiling, options.on_progress)
     profile = profile_nodes(
-        joint.nodes,
+        [node for node in joint.nodes if node.name in charged],
         joint.device,
-        how=options.profile,
         description=description,
         cache=options.cache,
         remeasure=options.remeasure,
-        on_progress=functools.partial(_tell_profiling, options.on_progress),
+        on_progress=listener,
     )
+    if description is None and is_there(joint.device):
+        profile = measured_in_place(options, program, profile, sample, listener)
     milestone(f"profiled {profile.summary()}")
     if profile.is_noisy:
         log.warning(
@@ -410,7 +463,23 @@ def _record(
 
 
 def _late_runner(
-    options: Options, program: Program, problem: Problem, schedule: Schedule
+    options: Options,
+    program: Program,
+    record: PlanRecord,
+    num_corrections: int = NUM_CORRECTIONS,
 ) -> LateRunner:
     again = functools.partial(with_backward, options)
-    return LateRunner(program, problem, schedule, again, options.cuda_graph)
+    # "All of the peak" is no limit but the wish that nothing runs twice, and below the smallest
+    # peak there is nothing to correct to.
+    everything = is_fraction(options.budget) and float(options.budget or 0) >= 1
+    no_limit = everything or options.budget == MIN_BUDGET or options.schedule is not None
+    limit = None if no_limit else record.budget_bytes
+    return LateRunner(
+        program,
+        record.problem,
+        record.schedule,
+        again,
+        options.cuda_graph,
+        limit,
+        num_corrections,
+    )

@@ -14,14 +14,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
 from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import PlanMismatch, RekindleError
 from rekindle.frontend import Reading
-from rekindle.pipeline import Captured, capture_for, check_options, plan_again, plan_call, recorded
+from rekindle.pipeline import (
+    Captured,
+    capture_for,
+    check_options,
+    correct_plan,
+    plan_again,
+    plan_call,
+    recorded,
+)
 from rekindle.planning_progress import planning_shown
 from rekindle.plans.options import DEFAULTS, OnMiss, Options, as_args
 from rekindle.plans.plan_account import CURVE_LIMIT_S, account_of, with_step, write_report
@@ -33,9 +41,10 @@ from rekindle.profile import Profile
 from rekindle.program import Program
 from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import manage
+from rekindle.runtime.managed_module import manage, with_loss_args
 from rekindle.runtime.plan_table import Manager
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.step_watch import Excess
 from rekindle.self_check import try_untested_torch
 from rekindle.solve.pareto import Point, pareto
 from rekindle.solving import NO_BUDGET
@@ -266,15 +275,16 @@ class Plan:
         on_miss: OnMiss = DEFAULTS.on_miss,
         on_stale: Literal["raise", "replan"] = "raise",
         loss_fn: Callable[..., Any] | None = None,
+        loss_args: Sequence[Any] | None = None,
     ) -> nn.Module:
         """The managed model that runs this plan, for arguments like those it was planned with.
         Raises PlanMismatch for another graph, torch release or device; `on_stale="replan"` makes a
         new plan with the same budget, `save` and `recompute` instead. A plan file does not contain
-        `loss_fn`: give it again."""
+        `loss_fn`: give it again, with `loss_args` like those of the plan's sample."""
         if on_stale not in ("raise", "replan"):
             raise ValueError(f"on_stale is {on_stale!r}; expected 'raise' or 'replan'")
-        args, kwargs = as_args(args), dict(kwargs or {})
         options = replace(self._options_with(loss_fn), on_miss=on_miss)
+        args, kwargs = as_args(args), with_loss_args(model, kwargs, options.loss_fn, loss_args)
         try:
             plan = self.plan_for(model, args, kwargs, loss_fn=loss_fn)
         except PlanMismatch as error:
@@ -411,6 +421,7 @@ def manage_plan(
         functools.partial(_plan_again, options),
         functools.partial(recorded, options),
         options.loss_fn,
+        functools.partial(_corrected, options),
         max_plans,
     )
     if first is not None:
@@ -418,8 +429,20 @@ def manage_plan(
     return manage(model, manager, inplace)
 
 
-def _plan_again(options: Options, joint: JointGraph, old: Plan, *, same_ops: bool) -> Plan:
-    return Plan(*plan_again(options, joint, old.record, old.device_budget, same_ops))
+def _plan_again(
+    options: Options,
+    joint: JointGraph,
+    old: Plan,
+    tensors: Mapping[fx.Node, torch.Tensor] | None,
+    *,
+    same_ops: bool,
+) -> Plan:
+    return Plan(*plan_again(options, joint, old.record, tensors, old.device_budget, same_ops))
+
+
+def _corrected(options: Options, old: Plan, seen: Excess | int, num_corrections: int) -> Plan:
+    assert old.captured is not None
+    return Plan(*correct_plan(options, old.record, old.captured, seen, num_corrections))
 
 
 def _managed(options: Options, model: nn.Module, args: tuple[Any, ...]) -> nn.Module:

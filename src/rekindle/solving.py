@@ -59,9 +59,12 @@ class Choice:
     budget_bytes: int | None  # that it keeps: the one given, or the smallest that was found
 
 
-def choose(options: Options, predictor: Predictor, budget: int | None) -> Choice:
+def choose(
+    options: Options, predictor: Predictor, budget: int | None, start: Schedule | None = None
+) -> Choice:
     """A solution with a schedule. Raises BudgetInfeasible, with the smallest peak found, if no
-    schedule was found; with `best_effort`, that smallest peak is the budget instead.
+    schedule was found; with `best_effort`, that smallest peak is the budget instead. The search
+    may begin at `start`, a schedule of the problem that need not be within the budget.
 
     The first Ctrl-C ends the search and returns its best schedule so far; without one,
     KeyboardInterrupt is raised. No signal handler is installed: solvers catch KeyboardInterrupt
@@ -76,7 +79,7 @@ def choose(options: Options, predictor: Predictor, budget: int | None) -> Choice
         return planning.at_smallest(smallest)
     if budget is None:
         raise TypeError(NO_BUDGET)
-    solution, kept = planning.within(budget)
+    solution, kept = planning.within(budget, start)
     if solution.stopped_by == "interrupt":
         _say_interrupted(problem, solution)
     if solution.schedule is not None:
@@ -106,7 +109,7 @@ class _Planning:
         self.problem = predictor.problem
         self.left = TimeLeft(options.time_limit_s)
 
-    def within(self, budget: int) -> tuple[Solution, bool]:
+    def within(self, budget: int, found: Schedule | None) -> tuple[Solution, bool]:
         """A schedule within the budget as the device's allocator will count it. Where its blocks
         are larger than what was requested, the solver's budget is reduced by the excess and the
         search runs again, from the schedule found before."""
@@ -116,7 +119,6 @@ class _Planning:
             target = budget
         else:  # start with what keep-all loses to the allocator; most problems need no second try
             target = budget * simulated // whole
-        found: Schedule | None = None
         for share in SHARES:
             solution, kept = self.solve(target, found, share)
             if solution.schedule is None:

@@ -5,7 +5,7 @@ number generators. Both models are left as they were: gradients, buffers and sta
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import nn
 
 from rekindle.capture.pytrees import path_names, split
 from rekindle.capture.random_streams import left_alone, reachable_generators
+from rekindle.frontend import call_of
 from rekindle.plans.options import as_args
 from rekindle.predict import Prediction, StepMeasurement, measure_step
+from rekindle.runtime.managed_module import loss_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,12 @@ def verify(
     costs: bool = False,
 ) -> Verdict:
     """Runs one step of both models from the same state and compares outputs, gradients, buffers and
-    random number generators bitwise. `costs=True` also predicts and measures the peak and time of a
+    random number generators bitwise. Where the managed model was given a `loss_fn`, the original's
+    output goes through it. `costs=True` also predicts and measures the peak and time of a
     managed step."""
     args, kwargs = as_args(args), dict(kwargs or {})
-    first = _step(model, args, kwargs)
+    loss_fn = loss_of(managed)
+    first = _step(model, args, kwargs, None if loss_of(model) is loss_fn else loss_fn)
     second = _step(managed, args, kwargs)
     # Of both: a gradient that only one of them has is a difference too.
     names = list(dict.fromkeys((*first, *second)))
@@ -89,14 +93,23 @@ def verify(
     )
 
 
-def _step(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _step(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """What a step leaves. `loss_fn` is what the managed model does besides the model's forward."""
     found: dict[str, Any] = {}
     with _restored_after(model, args, kwargs):
         inputs, _ = split((tuple(args), kwargs))
         leaves = [*model.parameters(), *(t for t in inputs if t.requires_grad and t.is_leaf)]
         for leaf in leaves:
             leaf.grad = None  # a gradient that is there would be added to: other last bits
-        out = model(*args, **kwargs)
+        if loss_fn is None:
+            out = model(*args, **kwargs)
+        else:
+            out = call_of(model, tuple(args), kwargs, loss_fn).eager()
         tensors, _ = split(out)
         names = path_names(out, "output")
         found |= {name: t.detach().clone() for name, t in zip(names, tensors, strict=True)}

@@ -17,11 +17,10 @@ from support.zoo import Example, gaussian
 from torch import nn
 
 import rekindle
-from rekindle import pipeline, solving
+from rekindle import measuring, pipeline, solving
 from rekindle.cli import main
 from rekindle.core import keep_all
 from rekindle.errors import FileError, PlanMismatch, RekindleError, WishRefused
-from rekindle.profile import profiler
 from rekindle.solve.constraints import check_constraints, parse_constraints, resolve
 
 CPU = torch.device("cpu")
@@ -131,7 +130,7 @@ def test_planning_again_is_quick_and_gives_the_same_plan(monkeypatch, tmp_path: 
     options = {"profile": "measure", "budget": 0.7, "time_limit_s": 4}
     first = planned(make(num_layers=12), **options)
     with monkeypatch.context() as patch:  # what takes the time: neither measured nor solved again
-        patch.setattr(profiler, "_measure_all", None)
+        patch.setattr(measuring, "measured_step", None)
         patch.setattr(solving, "run_constrained", None)
         second = planned(make(num_layers=12), **options)
     assert not first.kept

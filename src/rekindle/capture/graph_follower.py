@@ -24,17 +24,18 @@ from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
+    as_modules_call,
     asked,
     is_saved_region,
     new_fake_mode,
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
+    source_line,
+    told_without_nodes,
 )
 
-_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _WORD = re.compile(r"\w+")
-_RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 class Names:
@@ -86,7 +87,7 @@ class Follower:
         """The number in the tensor of a node, `.item()`."""
         self.follow(graph, attributes, self._examples)
         with self._running():
-            self.recorder.line = _line(node)
+            self.recorder.line = source_line(node)
             return _Run(self, attributes, self._examples).value(node).item()
 
     def follow(
@@ -117,6 +118,7 @@ class Follower:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(collector_at_rest())
+                stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
                 stack.enter_context(run_saved_regions_plainly())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))
@@ -203,7 +205,7 @@ class _Run:
     def node(self, node: fx.Node) -> Any:
         recorder = self.follower.recorder
         recorder.module_path[-1] = self.follower.path(node)
-        recorder.line = _line(node)
+        recorder.line = source_line(node)
         try:
             if node.op == "get_attr":
                 return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
@@ -218,8 +220,7 @@ class _Run:
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
             # cuDNN's layers are called in a way of their own (`recurrent_layers_call`).
-            target = getattr(torch._VF, _RECURRENT.get(node.target, ""), node.target)
-            return target(*args, **kwargs)
+            return as_modules_call(node.target)(*args, **kwargs)
         except RuntimeError as error:
             if self.follower.has_inner_inputs and "leaf Variable that requires grad" in str(error):
                 raise CaptureError(
@@ -241,11 +242,6 @@ class _Run:
         raise AssertionError("a graph without an output")
 
 
-def _line(node: fx.Node) -> str:
-    lines = _LINE.findall(node.meta.get("stack_trace") or "")
-    return ":".join(lines[-1]) if lines else ""
-
-
 class _Attributes:
     """A mapping whose items are read as attributes."""
 
@@ -265,7 +261,7 @@ class _State:
         return _State(torch.is_grad_enabled(), autocast_state())
 
     def set(self) -> None:
-        torch._C._set_grad_enabled(self.grad)
+        torch.set_grad_enabled(self.grad)
         set_autocast(self.autocast)
 
 

@@ -21,7 +21,13 @@ from rekindle.capture.graph_text import graph_text
 from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
-from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_key
+from rekindle.torch_compat import (
+    is_overload,
+    outside_modes,
+    pytree,
+    storage_key,
+    told_without_nodes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,8 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
     roots = [outputs[t.output] for t in tangents]
     try:
         one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
-        with autocast_as(joint.autocast), one_thread, recorder:
+        plainly = told_without_nodes(CaptureError)
+        with plainly, autocast_as(joint.autocast), one_thread, recorder:
             found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:

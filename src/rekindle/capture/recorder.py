@@ -42,6 +42,7 @@ from rekindle.torch_compat import (
     add_call,
     backward_node,
     forward_sequence_nr,
+    interpreted_line,
     is_higher_order,
     is_overload,
     node_sequence_nr,
@@ -307,6 +308,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return self.line
         frame = sys._getframe(1)
         while frame is not None:
+            line = interpreted_line(frame)
+            if line:
+                return line
             name = frame.f_code.co_filename
             if not name.startswith(FOREIGN):
                 return f"{name}:{frame.f_lineno}"

@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rekindle.errors import CaptureError
+from rekindle.frontend.words import reason
 from rekindle.torch_compat import (
     Ask,
     GraphBreak,
@@ -23,7 +26,9 @@ from rekindle.torch_compat import (
 )
 from rekindle.torch_compat import read_call as _read_call
 
-__all__ = ["Ask", "Call", "GraphInput", "Reading", "read"]
+__all__ = ["LOSS_ARGS", "Ask", "Call", "GraphInput", "Reading", "as_loss_args", "call_of", "read"]
+
+LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,13 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     loss_fn: Callable[..., Any] | None = None
+    loss_args: tuple[Any, ...] = ()
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of the managed call."""
+        given = {LOSS_ARGS: self.loss_args} if self.loss_args else {}
+        return {**self.kwargs, **given}
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -42,7 +54,33 @@ class Call:
             "args": self.args,
             "kwargs": self.kwargs,
             "loss_fn": self.loss_fn,
+            "loss_args": self.loss_args,
         }
+
+    def eager(self) -> Any:
+        """What the call returns without a plan."""
+        out = self.forward(*self.args, **self.kwargs)
+        return out if self.loss_fn is None else self.loss_fn(out, *self.loss_args)
+
+
+def call_of(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    loss_fn: Callable[..., Any] | None,
+) -> Call:
+    """The call that a managed module makes of its arguments."""
+    kwargs = dict(keywords)
+    if loss_fn is None:
+        return Call(forward, args, kwargs)
+    return Call(forward, args, kwargs, loss_fn, as_loss_args(kwargs.pop(LOSS_ARGS, ())))
+
+
+def as_loss_args(given: Any) -> tuple[Any, ...]:
+    """What was given for `loss_args`, as the loss gets it."""
+    if isinstance(given, torch.Tensor):
+        raise TypeError("loss_args is a tensor; expected a tuple, such as loss_args=(target,)")
+    return tuple(given)
 
 
 def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
@@ -55,14 +93,14 @@ def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
     return reading, returned
 
 
-def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any) -> Any:
+def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
     out = forward(*args, **kwargs)
     _show(out)
     return out
 
 
-def _call_with_loss(forward: Any, args: Any, kwargs: Any, loss_fn: Any) -> Any:
-    out = loss_fn(forward(*args, **kwargs))
+def _call_with_loss(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
+    out = loss_fn(forward(*args, **kwargs), *loss_args)
     _show(out)
     return out
 
@@ -82,6 +120,6 @@ def _refusals() -> Any:
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(
-            f"the model's code cannot be read in one piece: {broken.why}{at}; manage the "
+            f"the model's code cannot be read in one piece: {reason(broken.why)}{at}; manage the "
             "submodules around it one by one"
         ) from broken

@@ -37,6 +37,7 @@ class Stretch:
     gradients: tuple[fx.Node, ...]  # placeholders whose gradients leave
     source: str
     carried: tuple[Saved, ...]  # what stands in the list that it begins with
+    stop: int  # the step of the schedule that it ends before
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def emit(
         gradients = [emitter.gradient(leaf) for leaf in leaving]
         carried = emitter.carried(stop)
         run, source = emitter.end(gradients, carried)
-        stretches.append(Stretch(run, emitter.writer.residents, leaving, source, begins_with))
+        residents_read = emitter.writer.residents
+        stretches.append(Stretch(run, residents_read, leaving, source, begins_with, stop))
         begins_with = tuple([emitter.saved(item) for item in carried])
     return Lowered(
         forward,

@@ -55,7 +55,8 @@ def emit_resumed(
     for t in range(1, len(steps)):
         emitter.step(t)
     run, source = emitter.end([emitter.gradient(leaf) for leaf in emitter.leaves])
-    stretch = Stretch(run, emitter.writer.residents, tuple(emitter.leaves), source, tuple(saved))
+    leaves, begins_with = tuple(emitter.leaves), tuple(saved)
+    stretch = Stretch(run, emitter.writer.residents, leaves, source, begins_with, len(steps))
     return stretch, tuple(sorted(emitter.written))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.plans.plan_record import Source
+from rekindle.profile.op_signature import OpCall
 
 NOISY = 0.5  # repeats of an op that differ by more were measured on a busy machine
 
@@ -52,14 +53,14 @@ class Profile:
     names: tuple[str, ...]  # of the nodes, in graph order
     which: tuple[int, ...]  # per node: position in `ops`
     ops: tuple[OpProfile, ...]  # one per distinct signature
-    targets: tuple[str, ...]  # per distinct signature: the op it calls
+    calls: tuple[OpCall, ...]  # per distinct signature
     wall_s: float = 0.0  # what profiling took
     # Not data: found from `names` and `which` when it is made.
     _position: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.which)
-        assert len(self.ops) == len(self.targets)
+        assert len(self.ops) == len(self.calls)
         self._position.update(zip(self.names, self.which, strict=True))
 
     def __getitem__(self, name: str) -> OpProfile:
@@ -72,8 +73,17 @@ class Profile:
     def __len__(self) -> int:
         return len(self.names)
 
+    def position(self, name: str) -> int:
+        """In `ops` and `calls`, of the node of that name."""
+        return self._position[name]
+
     def items(self) -> Iterator[tuple[str, OpProfile]]:
         return ((name, self.ops[i]) for name, i in zip(self.names, self.which, strict=True))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Per distinct signature: the op it calls."""
+        return tuple(call.name for call in self.calls)
 
     @property
     def num_by_source(self) -> Mapping[Source, int]:

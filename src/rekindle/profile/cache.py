@@ -29,7 +29,7 @@ from rekindle.profile.base import OpProfile
 from rekindle.profile.block_sizes import expandable_segments
 
 FORMAT = "rekindle.profile"
-VERSION = 2  # host times are those of a stream, in proportion
+VERSION = 3  # measured in a step of the model, on true inputs
 _SUFFIX = ".jsonl"
 
 

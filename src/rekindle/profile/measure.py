@@ -1,4 +1,5 @@
-"""Each distinct op run alone on its device: time, temporary memory, or why it could not be run.
+"""One call of an op on its device, on the arguments that it has in a step: its time, its temporary
+memory, the storages that it really makes.
 
 A bench knows one kind of device. `CpuBench` takes time from the monotonic clock and memory from the
 profiler's allocator events; `CudaBench` takes time from CUDA events and memory from the caching
@@ -6,16 +7,15 @@ allocator's statistics. On a GPU the launches of one batch are queued behind a k
 device busy, so two times come apart: what the host needs to issue an op and what the device needs
 to work it off. An op in a stream of others costs the larger one, never its isolated latency.
 
-Ops run one at a time: inputs are made, the op is measured, all is freed. Profiling needs no more
-memory than the largest op (and on a GPU about 150 MiB to keep it busy and its cache cold).
+Nothing here makes an argument: `runtime.measured_step` runs the step and hands each call over. A
+bench needs about 150 MiB of a GPU to keep it busy and its cache cold.
 """
 
 import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from rekindle.profile.block_sizes import Blocks, blocks_of
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 from rekindle.profile.estimate import output_blocks
 from rekindle.profile.issue_cost import stream_cost
-from rekindle.profile.op_inputs import input_bytes, make_inputs
 from rekindle.profile.op_signature import OpCall
 
 Thunk = Callable[[], Any]
@@ -69,18 +68,12 @@ def bench_for(device: torch.device) -> Bench:
     return CudaBench(device) if device.type == "cuda" else CpuBench()
 
 
-def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile:
-    """The numbers of one op. Raises DoesNotFit, DeviceLost, or the op's own error."""
-    blocks = blocks_of(bench.device.type)
-    _refuse_if_too_large(call, bench, blocks)
+def measure(call: OpCall, bench: Bench, run: Thunk) -> OpProfile:
+    """The numbers of one call, which `run` makes as often as it is asked to. Raises DoesNotFit,
+    DeviceLost, or the op's own error."""
     try:
-        args, kwargs = make_inputs(call, bench.device, generator)
-
-        def run() -> Any:
-            return call.target(*args, **kwargs)
-
         # The first run loads kernels, picks algorithms and makes library handles.
-        outputs = _true_blocks(call, run(), blocks)
+        outputs = _true_blocks(call, run(), blocks_of(bench.device.type))
         if call.is_view:
             # A view has no kernel: only the host works.
             workspace, timing = 0, Timing(0, bench.host_ns(run))
@@ -88,8 +81,7 @@ def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile
             workspace = bench.workspace_bytes(run)
             timing = bench.timing(run, input_bytes(call))
     except Exception as error:
-        if _is_out_of_memory(error):
-            bench.release()
+        if is_out_of_memory(error):
             raise DoesNotFit(str(error).splitlines()[0]) from None
         if not bench.is_alive():
             raise DeviceLost(str(error).splitlines()[0]) from None
@@ -106,18 +98,12 @@ def measure(call: OpCall, bench: Bench, generator: torch.Generator) -> OpProfile
     )
 
 
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """No autocast, and the user's random streams as they were, whatever runs. The grad mode is on,
-    as when eager runs a forward: oneDNN's LSTM makes its backward's state only then."""
-    on_gpu = device.type == "cuda"
-    with (
-        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
-        torch.random.fork_rng(devices=[device] if on_gpu else []),
-        torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        yield
+def input_bytes(call: OpCall) -> int:
+    """What the call can read, each storage once."""
+    largest: dict[int, int] = {}
+    for spec in call.inputs:
+        largest[spec.alias] = max(largest.get(spec.alias, 0), spec.touched_bytes)
+    return sum(largest.values())
 
 
 class CpuBench:
@@ -169,6 +155,11 @@ class CpuBench:
         return samples
 
     def free_bytes(self) -> int:
+        # Free pages alone are few on any machine: most of what is available caches files.
+        with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def is_alive(self) -> bool:
@@ -209,17 +200,18 @@ class CudaBench:
         return round(host_ns * max(1.0, self.stream.mixed_ns / self.stream.alone_ns))
 
     def workspace_bytes(self, run: Thunk) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # new segments: blocks then follow from the request alone
-        base = torch.cuda.memory_allocated(self.device)
+        def requested(what: str) -> int:
+            # Not what is allocated: that would follow from which blocks the pool has just now.
+            return int(torch.cuda.memory_stats(self.device)[f"requested_bytes.all.{what}"])
+
+        base = requested("current")
         torch.cuda.reset_peak_memory_stats(self.device)
         result = run()
-        peak = torch.cuda.max_memory_allocated(self.device)
-        after = torch.cuda.memory_allocated(self.device)
+        peak, after = requested("peak"), requested("current")
         del result
         # An op may give back less than it took (an in-place op nothing): the higher level is what
         # stays.
-        return max(0, int(peak) - max(int(base), int(after)))
+        return blocks_of("cuda").block_bytes(max(0, peak - max(base, after)))
 
     def timing(self, run: Thunk, num_input_bytes: int) -> Timing:
         run()  # fills the allocator's cache again
@@ -328,16 +320,7 @@ def _flat(result: Any) -> list[Any]:
     return [result]
 
 
-def _refuse_if_too_large(call: OpCall, bench: Bench, blocks: Blocks) -> None:
-    need = input_bytes(call) + sum(output_blocks(call, blocks))
-    free = bench.free_bytes()
-    if need > free:
-        raise DoesNotFit(
-            f"its inputs and outputs take {need:,} bytes and the device has {free:,} free"
-        )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     # The CPU allocator has no exception of its own.

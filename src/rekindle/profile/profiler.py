@@ -1,7 +1,8 @@
 """The stage itself: nodes of a graph, each described (`NodeFacts`) -> Profile.
 
-Distinct calls are found first; each is estimated, measured or taken from the disk cache once, for
-all nodes that make it. What cannot be measured falls back to the estimate, by name and with reason.
+Distinct calls are found first; the numbers of each are taken from the disk cache, or estimated.
+Nothing runs here: a step on the sample, op by op, measures what is not known
+(`runtime.measured_step`), and `with_measured` puts its numbers in the place of the estimates.
 
 Costs of a stream. The host issues ops in order and the device works them off in order; steps follow
 each other without waiting, so the host runs ahead until one of the two is always at work: a step
@@ -12,9 +13,8 @@ over the graph is that of its stream.
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import fx
@@ -24,7 +24,6 @@ from rekindle.profile.base import OpProfile, Profile
 from rekindle.profile.cache import ProfileCache, device_name, environment
 from rekindle.profile.device import DeviceDescription, load_device
 from rekindle.profile.estimate import estimate
-from rekindle.profile.measure import Bench, DeviceLost, DoesNotFit, bench_for, measure, undisturbed
 from rekindle.profile.op_signature import OpCall, QuickKeys, signature
 
 _SETUP_S = {"cpu": 0.015, "cuda": 0.012}  # per distinct op: inputs, memory run, repeats
@@ -48,50 +47,75 @@ def profile_nodes(
     nodes: Iterable[fx.Node],
     device: torch.device | str | None = None,
     *,
-    how: Literal["measure", "estimate"] = "measure",
     description: DeviceDescription | None = None,
     cache: bool = True,
     remeasure: bool = False,
     on_progress: ProfileListener | None = None,
 ) -> Profile:
-    """Numbers for every call_function node, measured on `device` or estimated.
+    """Numbers for every call_function node: those of earlier runs on `device`, else estimates.
 
-    `device` defaults to where the nodes' tensors are. With a `description` of another device the
-    numbers are estimates for that one, and nothing is run. `remeasure` replaces kept numbers.
+    `device` defaults to where the nodes' tensors are. With a `description` of another device all
+    numbers are estimates for that one. `remeasure` leaves earlier numbers out.
     """
     start = time.perf_counter()
     names, which, calls = distinct_calls(nodes)
     where = torch.device(device) if device is not None else _device_of(calls)
-    if how == "estimate" or description is not None:
+    if description is None and not is_there(where):
+        description = describe(where)
+    if description is not None:
         if on_progress is not None:  # two calls, as for what is measured: it takes no time
             for num_done in (0, len(calls)):
                 elapsed = time.perf_counter() - start
                 on_progress(ProfileProgress(num_done, len(calls), "", elapsed, 0.0))
-        return _estimated(start, names, which, calls, description or describe(where))
-    known = ProfileCache(environment(where)) if cache else None
-    old = None if remeasure else known
-    ops: list[OpProfile | None] = [None if old is None else old.get(c.key) for c in calls]
-    missing = [i for i, op in enumerate(ops) if op is None]
-    if missing:
-        fresh = _measure_all([calls[i] for i in missing], where, on_progress)
-        for i, op in zip(missing, fresh, strict=True):
-            ops[i] = op
-        if known is not None:
-            known.put(
-                (calls[i].key, op)
-                for i, op in zip(missing, fresh, strict=True)
-                # Estimates are not kept: on another day the op may fit, or the device answer.
-                if op.source is Source.MEASURED
-            )
-    found = [op for op in ops if op is not None]
+        return _estimated(start, names, which, calls, description)
+    like = describe(where)
+    old = ProfileCache(environment(where)) if cache and not remeasure else None
+    found = [None if old is None else old.get(call.key) for call in calls]
+    ops = [op or estimate(call, like) for call, op in zip(calls, found, strict=True)]
     wall_s = time.perf_counter() - start
-    name = device_name(where)
-    return assemble(name, where.type, names, which, calls, found, wall_s)
+    return assemble(device_name(where), where.type, names, which, calls, ops, wall_s)
+
+
+def with_measured(
+    profile: Profile,
+    device: torch.device,
+    found: Mapping[int, OpProfile],
+    why_not: str = "",
+    *,
+    cache: bool = True,
+    wall_s: float = 0.0,
+) -> Profile:
+    """The profile with what was measured, by position in `ops`. What is still an estimate is so for
+    the reason `why_not`. Measurements are kept on disk for later runs."""
+    ops = [
+        found[i]
+        if i in found
+        else dataclasses.replace(op, note=why_not)
+        if op.source is Source.ESTIMATED and why_not
+        else op
+        for i, op in enumerate(profile.ops)
+    ]
+    if cache and found:
+        ProfileCache(environment(device)).put((profile.calls[i].key, op) for i, op in found.items())
+    return assemble(
+        profile.device,
+        profile.kind,
+        list(profile.names),
+        list(profile.which),
+        list(profile.calls),
+        ops,
+        profile.wall_s + wall_s,
+    )
 
 
 def estimate_nodes(nodes: Iterable[fx.Node], device: DeviceDescription) -> Profile:
     """Numbers for every call_function node on the described device, without running anything."""
     return _estimated(time.perf_counter(), *distinct_calls(nodes), device)
+
+
+def is_there(device: torch.device) -> bool:
+    """Whether ops can run on it: a model on "meta", say, has no data."""
+    return device.type == "cpu" or (device.type == "cuda" and bool(torch.cuda.is_available()))
 
 
 def describe(device: torch.device) -> DeviceDescription:
@@ -173,7 +197,7 @@ def assemble(
         names=tuple(names),
         which=tuple(which),
         ops=tuple(_with_stream_costs(kind, which, ops)),
-        targets=tuple(call.name for call in calls),
+        calls=tuple(calls),
         wall_s=wall_s,
     )
 
@@ -207,56 +231,6 @@ def _estimated(
     return assemble(device.name, device.kind, names, which, calls, ops, wall_s)
 
 
-def _measure_all(
-    calls: Sequence[OpCall], device: torch.device, on_progress: ProfileListener | None
-) -> list[OpProfile]:
-    description = describe(device)
-    start = time.perf_counter()
-    expected = expected_s(calls, device)
-    ops: list[OpProfile] = []
-    lost = ""
-    bench: Bench | None = None
-    try:
-        bench = bench_for(device)
-    except RuntimeError as error:
-        lost = f"the device cannot be used: {_first_line(error)}"
-    for position, call in enumerate(calls):
-        if on_progress is not None:
-            elapsed = time.perf_counter() - start
-            on_progress(ProfileProgress(position, len(calls), call.name, elapsed, expected))
-        if bench is None or lost:
-            ops.append(estimate(call, description, note=lost))
-            continue
-        op, lost = _measure_or_estimate(call, bench, description)
-        ops.append(op)
-    if bench is not None and not lost:
-        bench.release()
-    if on_progress is not None:
-        elapsed = time.perf_counter() - start
-        on_progress(ProfileProgress(len(calls), len(calls), "", elapsed, expected))
-    return ops
-
-
-def _measure_or_estimate(
-    call: OpCall, bench: Bench, description: DeviceDescription
-) -> tuple[OpProfile, str]:
-    """The numbers of one op, and why the device is lost if it is."""
-    try:
-        # Seeded by the op alone: the same op gets the same data in every process.
-        generator = torch.Generator(device=bench.device).manual_seed(0)
-        with undisturbed(bench.device):
-            return measure(call, bench, generator), ""
-    except DoesNotFit as error:
-        note = f"does not fit on the device: {error}"
-        return dataclasses.replace(estimate(call, description, note=note), fits=False), ""
-    except DeviceLost as error:
-        note = f"the device was lost: {error}"
-        return estimate(call, description, note=note), note
-    except Exception as error:  # whatever an op throws when run alone, planning goes on
-        note = f"fails when run alone: {type(error).__name__}: {_first_line(error)}"
-        return estimate(call, description, note=note), ""
-
-
 def _device_of(calls: Sequence[OpCall]) -> torch.device:
     """Where the work is done: a GPU if any op is there."""
     kinds = {call.device for call in calls}
@@ -264,7 +238,3 @@ def _device_of(calls: Sequence[OpCall]) -> torch.device:
     if kind == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(kind)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -13,7 +13,9 @@ from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Problem, Schedule
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
+from rekindle.runtime import step_watch
 from rekindle.runtime.runner import RecordBackward, Runner
+from rekindle.runtime.step_watch import NUM_CORRECTIONS
 from rekindle.torch_compat import outside_modes
 
 log = logging.getLogger("rekindle")
@@ -24,7 +26,7 @@ class LateRunner:
 
     __slots__ = (
         *("_cuda_graph", "_guards", "_lock", "_problem", "_program", "_record_backward"),
-        *("_runner", "_schedule"),
+        *("_limit_bytes", "_num_corrections", "_runner", "_schedule"),
     )
 
     def __init__(
@@ -34,15 +36,28 @@ class LateRunner:
         schedule: Schedule,
         record_backward: RecordBackward,
         cuda_graph: bool = False,
+        limit_bytes: int | None = None,
+        num_corrections: int = NUM_CORRECTIONS,
     ) -> None:
+        """With a limit, the first steps are watched, and the plan may be corrected so often."""
         self._program = program
         self._problem = problem
         self._schedule = schedule
         self._record_backward = record_backward
         self._cuda_graph = cuda_graph
+        self._limit_bytes = limit_bytes
+        self._num_corrections = num_corrections
         self._guards = Guards(program.joint)
         self._lock = threading.Lock()
         self._runner: Runner | None = None
+
+    def _watch(self, runner: Runner) -> None:
+        # A CUDA graph has memory of its own, which lies outside of a step's account.
+        if self._limit_bytes is None or runner.graphs is not None or not runner.lowered.stretches:
+            return
+        meter = step_watch.meter_for(runner.device)
+        if meter is not None:
+            runner.watch_steps(self._limit_bytes, meter, self._num_corrections)
 
     @property
     def is_made(self) -> bool:
@@ -57,7 +72,7 @@ class LateRunner:
                     begun = time.monotonic()
                     num_steps = len(self._schedule)
                     log.info("first planned step: generating its code (%d ops)", num_steps)
-                    self._runner = Runner(
+                    runner = Runner(
                         self._program,
                         self._schedule,
                         self._record_backward,
@@ -65,5 +80,7 @@ class LateRunner:
                         self._guards,
                         self._problem,
                     )
+                    self._watch(runner)
+                    self._runner = runner
                     log.info("first planned step: %.1f s for its code", time.monotonic() - begun)
         return self._runner

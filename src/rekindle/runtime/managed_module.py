@@ -9,19 +9,22 @@ dropped.
 
 import copy
 import functools
+import inspect
 import logging
 import random
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.frontend import Call
+from rekindle.frontend import LOSS_ARGS, Call, as_loss_args, call_of
+from rekindle.runtime.measured_step import sample_of
+from rekindle.runtime.plan_corrections import follow_watch, shown_size
 from rekindle.runtime.plan_table import AnswerChanged, Entry, Manager, input_layouts
 from rekindle.torch_compat import transform_around
 
@@ -121,6 +124,12 @@ def plan_of(model: nn.Module) -> Any:
     return None if first is None else first.plan
 
 
+def loss_of(model: nn.Module) -> Callable[..., Any] | None:
+    """The `loss_fn` that a call of this model computes as well, if there is one."""
+    manager: Manager | None = model.__dict__.get(KEY)
+    return None if manager is None else manager.loss_fn
+
+
 def manage(model: nn.Module, manager: Manager, inplace: bool) -> nn.Module:
     """The managed module: the given object itself, or a new one that shares what it holds. One
     that is managed already gets the new manager in place of the old."""
@@ -164,10 +173,30 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     return cls.forward.__get__(plain, cls)  # type: ignore[no-any-return]
 
 
+def with_loss_args(
+    model: nn.Module,
+    kwargs: Mapping[str, Any] | None,
+    loss_fn: Callable[..., Any] | None,
+    loss_args: Sequence[Any] | None,
+) -> dict[str, Any]:
+    """The keyword arguments of a managed call that hands `loss_args` to the loss."""
+    given = dict(kwargs or {})
+    if loss_args is None:
+        return given
+    if loss_fn is None:
+        raise TypeError("loss_args were given without loss_fn; give loss_fn=, which gets them")
+    if LOSS_ARGS in inspect.signature(plain_forward(model)).parameters:
+        raise TypeError(
+            f"{type(model).__name__}.forward has an argument loss_args of its own, which is what a "
+            "managed call hands to loss_fn; call the loss inside of forward, or rename the argument"
+        )
+    return {**given, LOSS_ARGS: as_loss_args(loss_args)}
+
+
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call by the plan that covers it, or does what `on_miss` says where none does."""
     manager: Manager = model.__dict__[KEY]
-    call = Call(plain_forward(model), args, kwargs, manager.loss_fn)
+    call = call_of(plain_forward(model), args, kwargs, manager.loss_fn)
     around = transform_around()
     if around:
         return _missed(model, manager, call, around, plannable=False)
@@ -183,16 +212,17 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if found is None and manager.has_filled(call):
             manager.num_filled += 1
             log.info("planning again: the first call has changed what forward reads")
-            plan = manager.make_plan(model, call.args, call.kwargs, plan_of(model))
-            found = manager.add(plan, call.args, call.kwargs)
+            plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
+            found = manager.add(plan, call.args, call.keywords)
         if found is not None:
             return _run(manager, found, scope)
     return _missed(model, manager, call, None)
 
 
 def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
-    if entry.plan.late_runner.is_made and entry.plan.runner.wanted is not None:
-        _adopt(manager, entry)
+    follow_watch(manager, entry)
+    other = entry.plan.runner.wanted is not None
+    entry.before = functools.partial(_adopt, manager, entry) if other else None
     manager.use(entry)
     state = random.getstate() if entry.may_turn_back else None
     try:
@@ -207,12 +237,13 @@ def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
     return out
 
 
-def _adopt(manager: Manager, entry: Entry) -> None:
+def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> None:
     """The last backward got other gradients than planned: plan for those from now on."""
     runner = entry.plan.runner
     wanted, runner.wanted = runner.wanted, None
+    sample, same_ops = sample_of(wanted.joint, inputs), wanted.twin is not None
     try:
-        plan = manager.plan_joint(wanted.joint, entry.plan, same_ops=wanted.twin is not None)
+        plan = manager.plan_joint(wanted.joint, entry.plan, sample, same_ops=same_ops)
     except BudgetInfeasible as error:
         _say(
             manager,
@@ -231,8 +262,8 @@ def _missed(
         # Nothing is kept for a backward: eager needs less than the training that was planned.
         log.info("this call runs eagerly: it needs no gradients")
     elif waits or (manager.on_miss == "replan" and plannable):
-        plan = manager.make_plan(model, call.args, call.kwargs, plan_of(model))
-        entry = manager.add(plan, call.args, call.kwargs)
+        plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
+        entry = manager.add(plan, call.args, call.keywords)
         _tell(manager, plan, call)
         try:
             return _run(manager, entry, call.scope)
@@ -245,29 +276,21 @@ def _missed(
                 f"no plan covers this call: {why}; make a plan for it, or use on_miss='replan'"
             )
         _say(manager, f"this call runs eagerly and may exceed the budget: {why}")
-    out = call.forward(*call.args, **call.kwargs)
-    return out if manager.loss_fn is None else manager.loss_fn(out)
+    return call.eager()
 
 
 def _tell(manager: Manager, plan: Any, call: Call) -> None:
-    shapes = [str(layout) for layout in input_layouts(call.args, call.kwargs).values()]
+    shapes = [str(layout) for layout in input_layouts(call.args, call.keywords).values()]
     log.warning(
         "planned call %d of at most %d (%s%s): peak %s -> %s, overhead %+.1f %%",
         len(manager.plans),
         manager.max_plans,
         ", ".join(shapes[:4]),
         ", ..." if len(shapes) > 4 else "",
-        _size(plan.keep_all_peak_bytes),
-        _size(plan.peak_bytes),
+        shown_size(plan.keep_all_peak_bytes),
+        shown_size(plan.peak_bytes),
         100 * plan.overhead,
     )
-
-
-def _size(num_bytes: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.2f} {name}"
-    return f"{num_bytes} bytes"
 
 
 def _say(manager: Manager, what: str) -> None:

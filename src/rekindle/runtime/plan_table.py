@@ -20,6 +20,7 @@ from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.step_watch import Excess
 
 _MOST_READ_AGAIN = 8  # of one managed module: a counter that forward reads is new at each call
 log = logging.getLogger("rekindle")
@@ -85,14 +86,16 @@ class Entry:
     """A plan with the call that it covers."""
 
     __slots__ = (
-        *("call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan", "reading"),
-        "unsettles",
+        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan"),
+        *("reading", "unsettles"),
     )
 
     def __init__(
         self, plan: Any, reading: Reading, layouts: dict[str, Layout], number: int
     ) -> None:
         self.plan = plan
+        # What is to be done first at the next call, with what enters its graph.
+        self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
         self.number = number  # in the order in which the plans were made
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
@@ -108,6 +111,9 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        before, self.before = self.before, None
+        if before is not None:
+            before(inputs)
         runner: Runner = self.plan.runner
         residents = runner.gather(inputs)
         why = runner.broken_assumption(residents)
@@ -133,6 +139,7 @@ class Manager:
         plan_joint: Callable[..., Any],
         record: Callable[..., tuple[JointGraph, Reading]],
         loss_fn: Callable[..., Any] | None,
+        correct_plan: Callable[[Any, Excess | int, int], Any],
         max_plans: int,
     ) -> None:
         self.on_miss = on_miss
@@ -140,6 +147,7 @@ class Manager:
         self.plan_joint = plan_joint
         self.record = record  # what a call runs, before any rewrite
         self.loss_fn = loss_fn
+        self.correct_plan = correct_plan  # where a step needed more, or had less, than planned
         self.max_plans = max_plans
         self.entries: list[Entry] = []
         self.first: Entry | None = None
@@ -152,7 +160,7 @@ class Manager:
         """Plans are shared; guards say whether a copied module is as planned."""
         new = Manager(
             *(self.on_miss, self.make_plan, self.plan_joint, self.record),
-            *(self.loss_fn, self.max_plans),
+            *(self.loss_fn, self.correct_plan, self.max_plans),
         )
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
@@ -180,19 +188,25 @@ class Manager:
             self.first = entry
         return entry
 
+    def put(self, entry: Entry, plan: Any) -> None:
+        """Another plan in the place of the one of this entry and of those that share it."""
+        for each in (entry, *self.entries):
+            if each.number == entry.number:
+                each.plan = plan
+
     def read_again(self, model: nn.Module, call: Call) -> Entry | None:
         """An entry for a call whose tensors are laid out as planned, where other Python leads to
         the ops of a plan: a list that is not empty now, a counter, a copied module."""
         if self.num_read_again >= _MOST_READ_AGAIN:
             return None
-        layouts = input_layouts(call.args, call.kwargs)
+        layouts = input_layouts(call.args, call.keywords)
         alike = [entry for entry in self.entries if entry.layouts == layouts]
         if not alike:
             return None
         alike = list({entry.number: entry for entry in alike}.values())
         self.num_read_again += 1
         try:
-            joint, reading = self.record(model, call.args, call.kwargs)
+            joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
         for entry in alike:
@@ -210,7 +224,7 @@ class Manager:
 
     def difference(self, call: Call) -> str:
         """How a call differs from the planned one that is most like it."""
-        layouts = input_layouts(call.args, call.kwargs)
+        layouts = input_layouts(call.args, call.keywords)
         nearest = min(
             self.entries, key=lambda e: len(set(layouts.items()) ^ set(e.layouts.items()))
         )
@@ -231,7 +245,7 @@ class Manager:
     def has_filled(self, call: Call) -> bool:
         """Whether this call would be planned but for what forward has changed when it ran: a table
         or a cache that its first call fills. One such call is planned anew."""
-        layouts = input_layouts(call.args, call.kwargs)
+        layouts = input_layouts(call.args, call.keywords)
         return self.num_filled == 0 and any(
             entry.unsettles and entry.layouts == layouts for entry in self.entries
         )

@@ -29,6 +29,14 @@ from rekindle.program import Program
 from rekindle.runtime.changed_tensors import Changed, Changes
 from rekindle.runtime.cuda_graphs import Graphs
 from rekindle.runtime.other_gradients import OtherBackward, laid_out, layout
+from rekindle.runtime.rescue import (
+    Rescue,
+    repeat_backward,
+    repeat_forward,
+    runner_with_more_room,
+    written_residents,
+)
+from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.torch_compat import (
     backward_keeps_graph,
     eager_kernels,
@@ -39,13 +47,16 @@ from rekindle.torch_compat import (
 # node.
 RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
 
+# The plan of the same call for a limit in bytes, or None where there is none.
+SmallerPlan = Callable[[int], Any]
+
 
 class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "gradients", "graphed", "other", "residents", "saved", "tangents", "versions"),
-        *("given", "watches"),
+        *("env", "given", "gradients", "graphed", "is_rescued", "other", "rescue", "residents"),
+        *("saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
@@ -60,11 +71,14 @@ class Step:
         self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
         self.graphed = False  # whether its forward was the replay of a CUDA graph
+        self.rescue: Rescue | None = None  # while steps are watched
+        self.is_rescued = False  # `gradients` has all that the backward would make
 
     def release(self) -> None:
         """The backward is over: a loss that is kept must not keep its batch."""
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
+        self.rescue = None
 
 
 class Runner:
@@ -114,6 +128,10 @@ class Runner:
         self.others: dict[tuple[Any, ...], OtherBackward] = {}
         self.wanted: OtherBackward | None = None  # what the last backward would have liked
         self.changes = Changes(self)
+        self.watch: StepWatch | None = None  # of the first steps
+        self.written = written_residents(program, self.placeholders)
+        self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
+        self.replacement: Any = None  # the plan that is to run in the place of this one
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -153,15 +171,27 @@ class Runner:
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
         step = Step(residents)
+        if self.watch is not None:
+            self.watch.begin(step)
+            step.rescue = Rescue(self.program, self.written, residents)
+        other: Runner | None = None
         with torch.no_grad():
             try:
                 outs = self.forward(step)
+            except torch.OutOfMemoryError as error:
+                name_line(error)
+                other = runner_with_more_room(self, step, error)
             except Exception as error:
                 name_line(error)
                 raise
+        if other is not None:  # behind the except clause: what failed is free by now
+            return repeat_forward(other, step)
+        with torch.no_grad():
             self.changes.count_writes(residents)
         if not self.lowered.stretches:
             return self.changes.share_counters(outs)
+        if self.watch is not None:
+            self.watch.reached(step, 0)
         # The chain is built while the device works.
         link = torch.empty(0, device=self.device)
         self.changes.begin(step, outs, link)
@@ -188,10 +218,7 @@ class Runner:
             self.changes.check_later(step, index)
         done = False
         try:
-            if step.other is not None:
-                gradients = step.other.backward(self, step, index)
-            else:
-                gradients = self.planned_backward(step, index)
+            gradients = self._gradients(step, index)
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -201,6 +228,35 @@ class Runner:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
                 step.release()
+
+    def _gradients(self, step: Step, index: int) -> Sequence[Any]:
+        if step.other is not None:
+            return step.other.backward(self, step, index)
+        if not step.is_rescued:
+            try:
+                gradients = self.planned_backward(step, index)
+            except torch.OutOfMemoryError as error:
+                other = runner_with_more_room(self, step, error)
+            else:
+                if self.watch is not None:
+                    self.watch.reached(step, 2 + index)
+                return gradients
+            repeat_backward(self, other, step, index)
+        return [step.gradients.pop(leaf, None) for leaf in self.leaves[index]]
+
+    def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
+        """Watches whether the first steps stay within this limit."""
+        loss = self.schedule.ops.index(
+            next(i for i, o in enumerate(self.program.ops) if not o.nodes)
+        )
+        bounds = [0, loss, loss + 1, *(s.stop for s in self.lowered.stretches)]
+        self.watch = StepWatch(bounds, limit_bytes, meter, num_corrections)
+
+    def _take_another_way(self, step: Step) -> None:
+        """This backward is not the one that is watched, and that could be repeated."""
+        step.rescue = None
+        if self.watch is not None:
+            self.watch.abandon()
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
         if step.graphed and self.graphs is not None:
@@ -251,6 +307,8 @@ class Runner:
         if step.saved is None:
             raise _second_backward()
         self.changes.refuse_looks_inside(step, grads)
+        if self.watch is not None:
+            self.watch.reached(step, 1)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state())
@@ -259,7 +317,11 @@ class Runner:
             changed = self.changes.found(step, self.joint)
             if changed is not None:
                 step.other = self._without(changed, key, self.joint)
+                self._take_another_way(step)
+            elif step.rescue is not None:
+                step.rescue.keep_tangents(grads)
             return
+        self._take_another_way(step)
         if key not in self.others:
             self.others[key] = self._other_backward(grads)
         other = self.others[key]

@@ -43,8 +43,14 @@ with missing_names_explained():
         new_fake_mode,
         run_below,
     )
-    from rekindle.torch_compat.fx_graphs import add_call
+    from rekindle.torch_compat.fx_graphs import (
+        add_call,
+        interpreted_line,
+        source_line,
+        told_without_nodes,
+    )
     from rekindle.torch_compat.ops import (
+        as_modules_call,
         bare_call,
         copy_all,
         is_higher_order,
@@ -84,6 +90,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_modules_call",
     "asked",
     "backward_keeps_graph",
     "backward_node",
@@ -94,6 +101,7 @@ __all__ = [
     "eager_kernels",
     "filling_stand_in",
     "forward_sequence_nr",
+    "interpreted_line",
     "is_higher_order",
     "is_overload",
     "is_saved_region",
@@ -110,7 +118,9 @@ __all__ = [
     "recurrent_layers_call",
     "run_below",
     "run_saved_regions_plainly",
+    "source_line",
     "storage_bytes",
     "storage_key",
+    "told_without_nodes",
     "transform_around",
 ]

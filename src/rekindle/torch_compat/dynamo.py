@@ -6,11 +6,13 @@ are then covered under any dispatch mode and in any thread, no recompile limit c
 settings hold for one trace alone.
 """
 
+import ast
 import builtins
 import contextlib
 import operator
 import os
 import random
+import re
 import sys
 import types
 import warnings
@@ -313,6 +315,9 @@ def _graph_break(error: Exception) -> GraphBreak:
     text = str(getattr(error, "msg", None) or error)
     lines = [line.strip() for line in text.splitlines()]
     why = lines[0]
+    if why.startswith("Tensor.numpy()"):
+        lines = []
+        why = "a tensor becomes a numpy array, and a plan cannot run again what numpy computes"
     # Where the model raises, the context has its error; else the explanation says more.
     label = "Developer debug context: " if why == "Observed exception" else "Explanation: "
     told = [line.removeprefix(label) for line in lines if line.startswith(label)]
@@ -322,9 +327,19 @@ def _graph_break(error: Exception) -> GraphBreak:
     outside = [frame for frame in stack if not frame.filename.startswith(_TORCH_DIR)]
     frame = (outside or stack or [None])[-1]
     line = f"{frame.filename}:{frame.lineno}" if frame is not None else ""
-    if stack and frame is not stack[-1]:
-        why = f"in {stack[-1].name}: {why}"
+    if stack and frame is not stack[-1]:  # what of torch the model called there
+        why = f"in {stack[stack.index(frame) + 1].name}: {why}"
     original = error.__cause__
     if isinstance(error, TorchRuntimeError) and isinstance(original, Exception):
         return GraphBreak(why, line, original, True)
+    raised = _RAISED.search(why)
+    if raised is not None:
+        kind = getattr(builtins, raised[1], None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(ValueError, SyntaxError, TypeError):
+                return GraphBreak(why, line, kind(*ast.literal_eval(f"({raised[2]},)")), True)
     return GraphBreak(why, line, error, False)
+
+
+# How Dynamo tells of an error that the model itself raises, and nothing in it handles.
+_RAISED = re.compile(r"Observed exception: raised exception (\w+)\((.*)\)$")

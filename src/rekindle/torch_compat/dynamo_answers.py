@@ -23,6 +23,7 @@ from torch import fx
 
 from rekindle.errors import CaptureError
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
+from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
 
 
 class Ask(Protocol):
@@ -99,6 +100,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
+        stack.enter_context(read_as_eager_runs())
         yield unguarded
 
 
@@ -159,7 +161,9 @@ def _functions_answered(
 ) -> Iterator[None]:
     from torch._dynamo.variables.functions import UserFunctionVariable
 
-    answers = {code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()}
+    answers: dict[types.CodeType, Any] = {
+        code: _CONSTANT[place] for code, place in _codes(_CONSTANT).items()
+    }
     # It looks by addresses whether the weights lie in one block.
     answers[torch.nn.RNNBase.flatten_parameters.__code__] = None
     of_shapes, preparing = _codes(_OF_SHAPES), _codes(_PREPARING)

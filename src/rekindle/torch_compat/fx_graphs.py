@@ -1,6 +1,9 @@
 """Calls in fx graphs, added in the least time: each op that is planned becomes several of them."""
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from torch import fx
@@ -31,3 +34,30 @@ def add_call(
     node = graph.create_node(op, target, name=base)
     _set_arguments(node, args, kwargs)
     return node
+
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def source_line(node: fx.Node) -> str:
+    """The innermost line of the code that a node was read from, as FILE:LINE."""
+    lines = _LINE.findall(node.meta.get("stack_trace") or "")
+    return ":".join(lines[-1]) if lines else ""
+
+
+def interpreted_line(frame: FrameType) -> str:
+    """The line of the node that fx is about to run, where this is the frame that runs it."""
+    if frame.f_code is not fx.Interpreter.run_node.__code__:
+        return ""
+    node = frame.f_locals.get("n")
+    return source_line(node) if isinstance(node, fx.Node) else ""
+
+
+@contextlib.contextmanager
+def told_without_nodes(kind: type[Exception]) -> Iterator[None]:
+    """An error of this kind says what it said before fx added the node that it was running."""
+    try:
+        yield
+    except kind as error:
+        error.args = (str(error).split("\n\nWhile executing")[0], *error.args[1:])
+        raise

@@ -80,7 +80,7 @@ class InputIsABuffer(Living):
         return (data(step), torch.linspace(0, 1, 12) if step < 2 else self.shift), {}
 
 
-@case("e11", quick=True)
+@case("e11", breaks=True, quick=True)
 class ArgumentMadeToRequireGrad(Living):
     """As in a gradient penalty: the caller finds a gradient at its input."""
 
@@ -232,7 +232,7 @@ class InputRefilledWhereItIsSaved(Written):
         return out
 
 
-@case("e8", quick=True)
+@case("e8", refusal="changed in place between the forward and the backward", quick=True)
 class InputRefilled(Written):
     """Eager allows it: what is saved is made of the input, and recomputing reads it again."""
 

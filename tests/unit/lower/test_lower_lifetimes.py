@@ -30,7 +30,7 @@ def test_as_simulated(model, schedule, hold_outputs):
     shape = (8, 4) if num_inputs == 1 else (8, 16)
     joint = capture(module, tuple(torch.randn(shape) for _ in range(num_inputs)))
     program = analyse(joint, hold_outputs=hold_outputs)
-    problem = formulate(program, profile_nodes(joint.nodes, how="estimate"))
+    problem = formulate(program, profile_nodes(joint.nodes))
     steps = SCHEDULES[schedule](problem)
     mine = [(c.value, c.made, c.last) for c in lifetimes(program, steps.ops).copies]
     assert mine == [(c.value_id, c.first, c.last) for c in copies(problem, steps)]

@@ -22,8 +22,10 @@ def keywords(function: Any) -> dict[str, Any]:
 
 
 def test_signatures_and_fields_agree() -> None:
-    assert keywords(rekindle.rematerialize) == {**FIELDS, "inplace": False}
-    assert keywords(rekindle.plan) == {k: v for k, v in FIELDS.items() if k not in OF_A_MODULE}
+    of_sample = {"loss_args": None}
+    assert keywords(rekindle.rematerialize) == {**FIELDS, **of_sample, "inplace": False}
+    of_plan = {k: v for k, v in FIELDS.items() if k not in OF_A_MODULE}
+    assert keywords(rekindle.plan) == {**of_plan, **of_sample}
     assert keywords(rekindle.Plan.apply)["on_miss"] == FIELDS["on_miss"]
     assert all(getattr(DEFAULTS, name) == default for name, default in FIELDS.items())
 

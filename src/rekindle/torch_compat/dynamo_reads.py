@@ -1,0 +1,93 @@
+"""What Dynamo reads otherwise than eager runs it, or not at all, where the recorder can follow."""
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def read_as_eager_runs() -> Iterator[None]:
+    """All of it."""
+    with _own_code_read(), _generators_given(), _retained_gradients_followed():
+        yield
+
+
+@contextlib.contextmanager
+def _changed(owner: Any, name: str, change: Any) -> Iterator[None]:
+    """`change` makes the method out of the one that it stands for."""
+    own = vars(owner).get(name)
+    read = getattr(owner, name)
+    setattr(owner, name, functools.wraps(read)(change(read)))
+    try:
+        yield
+    finally:
+        if own is None:  # it was inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+@contextlib.contextmanager
+def _own_code_read() -> Iterator[None]:
+    """Functions in whose place Dynamo was told to read others. Those of C have no code to read;
+    for them, and for Python's own, the substitutes are torch's."""
+    from torch._dynamo.variables.functions import PolyfilledFunctionVariable, UserFunctionVariable
+
+    def change(read: Any) -> Any:
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            torchs = str(self.traceable_fn.__module__).startswith("torch.")
+            if torchs or not isinstance(self.fn, types.FunctionType):
+                return read(self, tx, args, kwargs)
+            own = UserFunctionVariable(self.fn, source=self.source)
+            return own.call_function(tx, args, kwargs)
+
+        return call_function
+
+    with _changed(PolyfilledFunctionVariable, "call_function", change):
+        yield
+
+
+@contextlib.contextmanager
+def _generators_given() -> Iterator[None]:
+    """A generator of random numbers becomes an attribute of the graph, guarded by its identity: the
+    torch calls that are given it draw from the very same one."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    def change(read: Any) -> Any:
+        def as_proxy(self: Any) -> Any:
+            if not isinstance(self.value, torch.Generator) or self.source is None:
+                return read(self)
+            install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+            output = InstructionTranslator.current_tx().output
+            name = f"generator_{id(self.value)}"
+            output.nn_modules[name] = self.value
+            proxy = output.create_proxy("get_attr", name, (), {})
+            proxy.node.meta["example_value"] = self.value
+            return proxy
+
+        return as_proxy
+
+    with _changed(UserDefinedObjectVariable, "as_proxy", change):
+        yield
+
+
+@contextlib.contextmanager
+def _retained_gradients_followed() -> Iterator[None]:
+    """`retain_grad()` on what forward computes is a call of the graph: the recorder says whether
+    anybody could see the gradient."""
+    from torch._dynamo.variables import TensorVariable
+
+    def change(read: Any) -> Any:
+        def method_attr_retain_grad(self: Any, tx: Any) -> Any:
+            return None if self.source is None else read(self, tx)
+
+        return method_attr_retain_grad
+
+    with _changed(TensorVariable, "method_attr_retain_grad", change):
+        yield
