@@ -31,6 +31,8 @@ Manage = Callable[[Options, nn.Module, tuple[Any, ...]], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """A small model that a release must run exactly."""
+
     name: str
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]]  # a model and its arguments
 

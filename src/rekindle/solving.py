@@ -52,6 +52,8 @@ log = logging.getLogger("rekindle")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """The schedule that a plan gets."""
+
     solution: Solution  # with a schedule
     kept: bool  # it is from the cache of solutions
     budget_bytes: int | None  # that it keeps: the one given, or the smallest that was found

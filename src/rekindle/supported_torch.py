@@ -36,6 +36,7 @@ def must_be_tried(installed: str) -> bool:
 
 
 def refusal(installed: str, why: str) -> RekindleError:
+    """The error for a release that is not used."""
     return RekindleError(
         f"torch {installed} is installed; this release of Rekindle is tested with {tested()}, and "
         f"{why}: pip install 'torch>={_dotted(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}', or set "
@@ -44,6 +45,7 @@ def refusal(installed: str, why: str) -> RekindleError:
 
 
 def tested() -> str:
+    """The tested releases, for a message."""
     return f"{_dotted(OLDEST)} to {_dotted(NEWEST)}"
 
 

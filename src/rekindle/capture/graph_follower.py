@@ -24,6 +24,7 @@ from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
+    as_modules_call,
     asked,
     is_saved_region,
     new_fake_mode,
@@ -35,7 +36,6 @@ from rekindle.torch_compat import (
 )
 
 _WORD = re.compile(r"\w+")
-_RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 class Names:
@@ -226,8 +226,7 @@ class _Run:
             if is_saved_region(node.target):  # the schedule decides what is kept
                 return self.subgraph(args[0], args[1:])
             # cuDNN's layers are called in a way of their own (`recurrent_layers_call`).
-            target = getattr(torch._VF, _RECURRENT.get(node.target, ""), node.target)
-            return target(*args, **kwargs)
+            return as_modules_call(node.target)(*args, **kwargs)
         except RuntimeError as error:
             if self.follower.has_inner_inputs and "leaf Variable that requires grad" in str(error):
                 raise CaptureError(
@@ -268,7 +267,7 @@ class _State:
         return _State(torch.is_grad_enabled(), autocast_state())
 
     def set(self) -> None:
-        torch._C._set_grad_enabled(self.grad)
+        torch.set_grad_enabled(self.grad)
         set_autocast(self.autocast)
 
 

@@ -58,6 +58,7 @@ def seconds(text: str) -> float:
 
 
 def share(text: str) -> float:
+    """An argument from 0 up to 1."""
     try:
         value = float(text)
     except ValueError:

@@ -29,6 +29,7 @@ from rekindle.solve.base import unavailable
 
 
 def add_commands(commands: Any) -> None:
+    """The parsers of `check` and `solvers`."""
     check = commands.add_parser(
         "check",
         help="check and simulate a schedule",
@@ -54,6 +55,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_check(arguments: argparse.Namespace) -> ExitCode:
+    """Simulates a schedule and prints what it needs."""
     problem = with_link(read_problem(arguments.problem), arguments)
     schedule = read_schedule(arguments.schedule, problem)
     base = simulate(problem, keep_all(problem))
@@ -120,6 +122,7 @@ def _check_text(problem: Problem, schedule: Schedule, record: dict[str, Any]) ->
 
 
 def run_solvers(arguments: argparse.Namespace) -> ExitCode:
+    """Lists the solvers and whether each can run here."""
     records = [
         {
             "name": solver.name,

@@ -23,6 +23,7 @@ Stream: TypeAlias = torch.device | torch.Generator
 
 
 def generator_of(stream: Stream) -> torch.Generator:
+    """What draws from a stream: itself, or the default generator of a device."""
     if isinstance(stream, torch.Generator):
         return stream
     if stream.type == "cuda":
@@ -32,6 +33,7 @@ def generator_of(stream: Stream) -> torch.Generator:
 
 
 def rng_state(stream: Stream) -> torch.Tensor:
+    """Where a stream is now, for `replay`."""
     return generator_of(stream).get_state()
 
 

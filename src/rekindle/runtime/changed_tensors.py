@@ -53,6 +53,7 @@ def kept_by_eager(joint: JointGraph) -> frozenset[int]:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each tensor was written in place."""
     try:
         return [t._version for t in tensors]
     except RuntimeError:  # tensors of inference mode have none; eager never keeps those

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """How far a search has come."""
+
     solver: str  # "" where it is not a solver that reports
     elapsed_s: float
     cost: int | None = None  # of the best schedule within the budget so far

@@ -50,6 +50,7 @@ with missing_names_explained():
         told_without_nodes,
     )
     from rekindle.torch_compat.ops import (
+        as_modules_call,
         bare_call,
         copy_all,
         is_higher_order,
@@ -89,6 +90,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_modules_call",
     "asked",
     "backward_keeps_graph",
     "backward_node",

@@ -20,6 +20,7 @@ class _Scope:
 
 @contextlib.contextmanager
 def globals_of_any_scope() -> Iterator[None]:
+    """Inside, Dynamo reads the globals that a function has, whosever they are."""
     from torch._dynamo.source import AttrSource, GlobalSource
     from torch._dynamo.symbolic_convert import InliningInstructionTranslator
     from torch._dynamo.variables.builder import VariableBuilder

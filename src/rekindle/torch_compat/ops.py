@@ -7,6 +7,12 @@ from typing import Any
 import torch
 
 nn_functions = torch._C._nn  # ops that Python binds in a place of their own, such as gelu
+_RECURRENT = {getattr(torch._VF, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+
+
+def as_modules_call(function: Any) -> Any:
+    """A function of recurrent layers where modules find it, which may be another for a while."""
+    return getattr(torch._VF, _RECURRENT.get(function, ""), function)
 
 
 def is_overload(target: object) -> bool:
