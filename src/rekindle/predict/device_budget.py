@@ -20,7 +20,6 @@ from rekindle.core import parse_budget
 from rekindle.errors import BudgetInfeasible, InvalidBudget, no_such
 from rekindle.plans.options import DEFAULTS
 from rekindle.profile.block_sizes import blocks_of
-from rekindle.torch_compat import FakeTensor, storage_key
 
 # A parameter of two different small sides: of each tensor of state one sees by its size whether it
 # is as large as the parameter, a row or a column of it (Adafactor).
@@ -293,8 +292,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _key(tensor: torch.Tensor) -> int:
     # By the address: tied parameters and views count once. Empty and meta tensors have none, and
     # fake tensors do not like to be asked.
-    if isinstance(tensor, FakeTensor):
-        return storage_key(tensor)
+    if hasattr(tensor, "fake_mode"):
+        return id(tensor)
     return int(tensor.untyped_storage().data_ptr()) or id(tensor)
 
 
