@@ -321,6 +321,7 @@ def _flat(result: Any) -> list[Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device, or the host, had no room."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     # The CPU allocator has no exception of its own.

@@ -79,6 +79,7 @@ def _correct(manager: Manager, entry: Entry) -> None:
 
 
 def shown_size(num_bytes: int) -> str:
+    """A size for a message, in binary units."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.2f} {name}"
