@@ -11,7 +11,7 @@ _PARTS = (
     (re.compile(r"\s+#.*$"), ""),
 )
 
-# What stops Dynamo, where its own words say little to who has not compiled the model.
+# What stops Dynamo, where Dynamo's message says little to who has not compiled the model.
 _REASONS = {
     "Tensor.numpy()": "a plan cannot run again what numpy computes of the numpy array made",
     "Tensor.retain_grad()": "a plan would not see retain_grad() of an argument, called",

@@ -1,5 +1,5 @@
 """What becomes of a plan whose first steps show that it was wrong (`step_watch`): it is corrected,
-or it is kept and the user is told why."""
+or it is kept and a line of the log says why."""
 
 import functools
 import logging
