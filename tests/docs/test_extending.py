@@ -45,6 +45,13 @@ def package(tmp_path: Path) -> Path:
     """A copy of the package that may be changed."""
     copy = tmp_path / "src" / "rekindle"
     shutil.copytree(ROOT / "src" / "rekindle", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    # An editable install finds the package before the path is asked.
+    (copy.parent / "sitecustomize.py").write_text(
+        "import sys\n"
+        "found_by_path = [f for f in sys.meta_path if '_editable' not in type(f).__module__]\n"
+        "sys.meta_path[:] = found_by_path\n",
+        encoding="utf-8",
+    )
     return copy
 
 
