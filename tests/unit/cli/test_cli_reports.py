@@ -170,7 +170,8 @@ def big(tmp_path, monkeypatch):
 
 def test_interrupted_solve_writes_the_best_so_far(big):
     code, out, _ = interrupted(
-        *("solve", "big.json", "--budget", "0.4", "--time-limit", "100", "-o", "s.json")
+        *("solve", "big.json", "--budget", "0.4", "--gap", "0", "--time-limit", "100"),
+        *("-o", "s.json"),
     )
     assert code == 0
     assert "ended by interrupt" in out
