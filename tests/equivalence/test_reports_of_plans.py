@@ -117,8 +117,7 @@ def test_torch_reads_the_snapshot(plan, folder, capsys):
 def test_plan_prints_the_verdict_and_an_interrupt_leaves_the_best_plan(folder):
     process = subprocess.Popen(
         [sys.executable, "-m", "rekindle", "plan", "models.py:gpt", "--budget", "0.3",
-         "--profile", "estimate", "--time-limit", "200", "--gap", "0", "--solver", "fastsa",
-         "-o", "best.json"],
+         "--profile", "estimate", "--time-limit", "200", "--gap", "0", "-o", "best.json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
     )  # fmt: skip
     begun = threading.Event()
