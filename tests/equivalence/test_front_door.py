@@ -1,6 +1,7 @@
 """Models whose code asks about its tensors, keeps weights out of its modules or stores what it
 computes: read as eager runs it, or refused with the line and what to try."""
 
+import copy
 import functools
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.schedules import SCHEDULES
 from support.zoo import Example, gaussian
 from torch import Tensor, nn
 
+import rekindle
 from rekindle.capture.node_facts import facts
 from rekindle.errors import CaptureError, PlanMismatch
 
@@ -275,3 +277,35 @@ def test_an_array_that_becomes_a_tensor(device: torch.device) -> None:
     made = example(ArrayMadeBefore, device)
     with pytest.raises(CaptureError, match="numpy"):
         manage(made)
+
+
+class FillsAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor, kept: list[Tensor] | None = None) -> Tensor:
+        h = self.first(x).tanh()
+        if kept is not None:
+            kept.append(h.sin())
+        return self.second(h)
+
+
+@pytest.mark.filterwarnings("ignore::rekindle.runtime.managed_module.MissedPlanWarning")
+def test_a_call_with_fewer_outputs_than_planned() -> None:
+    """A list that forward fills for one call, and that the next one does not give."""
+    torch.manual_seed(0)
+    plain = FillsAList()
+    managed = rekindle.rematerialize(
+        copy.deepcopy(plain), torch.zeros(4, 6), {"kept": []}, budget=1.0, profile="estimate"
+    )
+    for step in range(4):
+        x = gaussian(step, torch.device("cpu"), 4, 6)
+        found = []
+        for model in (plain, managed):
+            kept: list[Tensor] | None = None if step == 2 else []
+            model.zero_grad()
+            loss = model(x, kept).square().mean() + sum(h.abs().mean() for h in kept or ())
+            loss.backward()
+            found.append([loss, *(p.grad for p in model.parameters())])
+        assert all(map(torch.equal, *found))

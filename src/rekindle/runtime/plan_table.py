@@ -211,6 +211,8 @@ class Manager:
             return None
         for entry in alike:
             planned = entry.plan.joint.recorded
+            if len(joint.outputs) != len(planned.outputs):
+                continue  # gradients cannot arrive for outputs that it has not
             if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
                 found = Entry(entry.plan, reading, layouts, entry.number)
                 self.entries.insert(0, found)
