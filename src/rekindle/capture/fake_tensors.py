@@ -3,7 +3,6 @@ that meets them sees.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,22 +115,6 @@ _PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     }
 )
-
-
-@contextlib.contextmanager
-def libraries_see_real_tensors() -> Iterator[None]:
-    """Libraries that take another path for fake tensors see real ones here:
-    transformers builds an explicit attention mask, and loses the fused kernel, where it sees a
-    fake tensor."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    saved = getattr(module, "is_fake_tensor", None)
-    if saved is not None:
-        module.is_fake_tensor = lambda _tensor: False  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        if saved is not None:
-            module.is_fake_tensor = saved  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager

@@ -131,20 +131,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._node_of
 
-    def owns(self, holder: Any) -> bool:
-        """Whether this is one of the recorder's own containers."""
-        return holder is self._alive or any(holder is kept for kept in self._alive)
-
     def moved(self, node: fx.Node) -> bool:
         """Whether the tensor of this node was given another storage since (`.data = ...`)."""
         known = facts(node)
         return bool(self._storages.get(storage_key(known.value)) != known.storage)
-
-    def from_constants(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor depends on constants alone: the same at every call."""
-        if not isinstance(tensor, FakeTensor):
-            return True
-        return self._fixed(slice_of(self.graph, [self._node_arg(tensor)]))
 
     @staticmethod
     def _fixed(needed: list[fx.Node]) -> bool:
