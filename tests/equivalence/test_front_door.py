@@ -309,3 +309,29 @@ def test_a_call_with_fewer_outputs_than_planned() -> None:
             loss.backward()
             found.append([loss, *(p.grad for p in model.parameters())])
         assert all(map(torch.equal, *found))
+
+
+def test_a_tensor_of_a_closure_gets_its_gradient() -> None:
+    """It requires grad and is neither a parameter nor an argument."""
+
+    class Scaled(nn.Module):
+        def __init__(self, factor: Tensor) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.scale = lambda h: h * factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale(self.linear(x)).square().sum()
+
+    found = []
+    for is_managed in (False, True):
+        torch.manual_seed(0)
+        factor, x = torch.ones(4, requires_grad=True), torch.ones(2, 4)
+        model: nn.Module = Scaled(factor)
+        if is_managed:
+            model = rekindle.rematerialize(
+                model, x, budget=1.0, profile="estimate", on_miss="raise"
+            )
+        model(x).backward()
+        found.append(factor.grad)
+    assert torch.equal(*found)
