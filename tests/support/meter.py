@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.profile import blocks_of
 
+SEED_BYTES = 64
+
 
 class LiveMeter(TorchDispatchMode):
     """Counts every storage that an op makes while the mode is on, until that storage is gone.
@@ -31,7 +33,8 @@ class LiveMeter(TorchDispatchMode):
         # What the device's allocator takes for each storage: a GPU's rounds up. Small seeds that
         # GPU kernels leave in host memory count as the GPU's: that is how fake tensors see them.
         kinds = {t.device.type for t in resident}
-        self._blocks = blocks_of("cuda" if "cuda" in kinds else "cpu")
+        self._on_gpu = "cuda" in kinds
+        self._blocks = blocks_of("cuda" if self._on_gpu else "cpu")
         self._paused = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -47,6 +50,9 @@ class LiveMeter(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
+        on_host = tensor.device.type == "cpu" and self._on_gpu
+        if on_host and storage.nbytes() > SEED_BYTES:
+            return  # such as the copy of a gradient that the first steps keep to be repeated from
         size = self._blocks.block_bytes(storage.nbytes())
         self._known[key] = weakref.finalize(storage, self._gone, key, size)
         self.live += size

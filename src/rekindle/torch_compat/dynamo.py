@@ -167,6 +167,8 @@ _AS_EAGER = {
     "trace_numpy": False,  # translated, its results have other last bits
     "use_numpy_random_stream": True,
     "capture_scalar_outputs": False,
+    # `add_(x, alpha=a)` as `add_(x * a)` and its like: rounded once more than eager's kernel.
+    "enable_dynamo_decompositions": False,
     "allow_rnn": True,
     "automatic_dynamic_shapes": False,
     "assume_static_by_default": True,

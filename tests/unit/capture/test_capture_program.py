@@ -1,9 +1,13 @@
 """Capture and analysis: eager's own ops, storages and states, order without data."""
 
+from collections import Counter
+
 import pytest
 import torch
+from support.random_models import WIDTH, RandomModel
 from support.recording import capture
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.capture import Tangent
 from rekindle.capture.node_facts import facts, source_of
@@ -20,25 +24,72 @@ def targets(joint, phase):
     ]
 
 
+class Log(TorchDispatchMode):
+    """What eager dispatches."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def test_the_ops_are_those_that_eager_dispatches():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Log(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.Dropout(0.5))
     x = torch.randn(2, 3, 6, 6)
     with Log() as log:
         model(x)
-    seen = [name for name in log.seen if not name.startswith(("prim", "aten.detach"))]
+    seen = [str(f) for f in log.seen if not str(f).startswith(("prim", "aten.detach"))]
     mine = [name for name in targets(capture(model, (x,)), "forward") if "detach" not in name]
     assert mine == seen
+
+
+class Scaled(nn.Module):
+    """Ops that take a factor, which Dynamo may write as two ops: rounded twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("running", torch.ones(4))
+
+    def forward(self, x):
+        h = self.linear(x)
+        self.running.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        self.running.sub_(h.detach().sum(0), alpha=0.3)
+        self.running.addcmul_(h.detach()[0], h.detach()[1], value=0.7)
+        h = torch.add(h, x, alpha=0.3).sub(self.running, alpha=0.7)
+        h = h.addcdiv_(x, x.exp(), value=0.1).lerp(x, 0.3)
+        return torch.rsub(torch.addmm(h, x.t(), x, beta=0.5, alpha=0.7), 1, alpha=0.3)
+
+
+MODELS_OF_CALLS = {
+    "scaled": lambda: (Scaled(), torch.randn(4, 4)),
+    # Random models that eager itself can train.
+    **{
+        f"random-{n}": lambda n=n: (RandomModel(n), torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+        for n in (2, 3, 5, 12, 13, 17, 23, 40)
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS_OF_CALLS)
+def test_no_kernel_is_another_than_eagers(name):
+    """Views alone may be written in other ways than eager's, and memory made in other ones."""
+    torch.manual_seed(0)
+    model, *inputs = MODELS_OF_CALLS[name]()
+    found = capture(model, inputs)
+    with Log() as log:
+        model(*inputs)
+    forward = [n for n in found.nodes if n.op == "call_function" and facts(n).phase == "forward"]
+    mine = [n.target for n in forward if isinstance(n.target, torch._ops.OpOverload)]
+
+    def kernels(targets):
+        names = [str(t) for t in targets if not t.is_view and t.namespace == "aten"]
+        return Counter(name for name in names if not name.startswith("aten.empty"))
+
+    assert kernels(mine) == kernels(log.seen)
 
 
 def test_in_place_ops_take_a_storage_from_state_to_state():
