@@ -47,11 +47,12 @@ def instances() -> Path:
 def ctrl_c_after() -> Iterator[Callable[[float], None]]:
     """Presses Ctrl-C so many seconds from now.
 
-    Python drops an exception that arises in a callback of the garbage collector, and hypothesis
-    has one there: it would swallow the interrupt of a test that happens to collect just then.
+    Python drops an exception that arises while garbage is collected, in a callback of the collector
+    (hypothesis has one) or of a weak reference (Dynamo has some, of earlier tests): it would swallow
+    the interrupt of a test that happens to collect just then.
     """
-    callbacks = gc.callbacks[:]
-    gc.callbacks.clear()
+    gc.collect()
+    gc.disable()
     timers: list[threading.Timer] = []
 
     def press(seconds: float) -> None:
@@ -61,7 +62,7 @@ def ctrl_c_after() -> Iterator[Callable[[float], None]]:
     yield press
     for timer in timers:
         timer.join()
-    gc.callbacks.extend(callbacks)
+    gc.enable()
 
 
 @pytest.fixture

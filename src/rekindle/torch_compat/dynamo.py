@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from rekindle.torch_compat.dynamo_answers import Unguarded
+from rekindle.torch_compat.prepared import Prepared
 from rekindle.torch_compat.running import outside_modes
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
@@ -57,14 +58,22 @@ class GraphInput:
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_manager", "_surroundings", "_unwatched")
+    __slots__ = ("__weakref__", "_manager", "_prepared", "_surroundings", "_unwatched")
 
-    def __init__(self, manager: Any, unwatched: list[str], surroundings: "_Surroundings") -> None:
+    def __init__(
+        self,
+        manager: Any,
+        unwatched: list[str],
+        surroundings: "_Surroundings",
+        prepared: Prepared,
+    ) -> None:
         self._manager = manager
         self._unwatched = unwatched
         self._surroundings = surroundings
+        self._prepared = prepared
 
     def check(self, scope: dict[str, Any]) -> bool:
+        self._prepared.again()
         if self._unwatched or not self._surroundings.as_before():
             return False
         if torch._C._len_torch_dispatch_stack():
@@ -288,7 +297,8 @@ def _guards(
             return id(obj)
 
     manager = Manager(code, output_graph)
-    return CallGuards(manager.guard_manager, unwatched, _Surroundings(forward, unguarded))
+    surroundings = _Surroundings(forward, unguarded)
+    return CallGuards(manager.guard_manager, unwatched, surroundings, unguarded.prepared)
 
 
 @contextlib.contextmanager

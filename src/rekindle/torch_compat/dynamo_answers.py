@@ -24,6 +24,7 @@ from torch import fx
 from rekindle.errors import CaptureError
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
+from rekindle.torch_compat.prepared import Prepared, left_as_it_was
 
 
 class Ask(Protocol):
@@ -39,6 +40,7 @@ class Unguarded:
     aspects: dict[tuple[str, str], Any] = field(default_factory=dict)  # by source and attribute
     imported: list[str] = field(default_factory=list)  # modules, inside of functions
     reads: list[str] = field(default_factory=list)
+    prepared: Prepared = field(default_factory=Prepared)
 
     @property
     def environment(self) -> bool:
@@ -72,7 +74,7 @@ _OF_SHAPES = (
     ("opt_einsum.backends.dispatch", "get_func"),
     ("opt_einsum.sharing", "currently_sharing"),
 )
-# Functions that prepare a model once, at its first call: run as they are, as that call would.
+# Functions that prepare a model once, at its first call: run as they are.
 _PREPARING = (("transformers.utils.output_capturing", "maybe_install_capturing_hooks"),)
 # Code through which os.environ is read.
 _ENVIRONMENT = frozenset(
@@ -183,11 +185,16 @@ def _functions_answered(
         if code in of_shapes:
             return _run_on_shapes(tx, self.fn, args, kwargs)
         if code in preparing:
-            self.fn(*[argument.value for argument in args])
+            (model,) = (argument.value for argument in args)
+            undone.enter_context(left_as_it_was(model))
+            unguarded.prepared.prepare(self.fn, model)
             return _constant(None)
         return read(self, tx, args, kwargs)
 
-    with _set(UserFunctionVariable, "call_function", call_function):
+    with (
+        contextlib.ExitStack() as undone,
+        _set(UserFunctionVariable, "call_function", call_function),
+    ):
         yield
 
 
