@@ -48,8 +48,8 @@ def ctrl_c_after() -> Iterator[Callable[[float], None]]:
     """Presses Ctrl-C so many seconds from now.
 
     Python drops an exception that arises while garbage is collected, in a callback of the collector
-    (hypothesis has one) or of a weak reference (Dynamo has some, of earlier tests): it would swallow
-    the interrupt of a test that happens to collect just then.
+    (hypothesis has one) or of a weak reference (Dynamo has some, of earlier tests): the interrupt
+    of a test that happens to collect just then would be lost.
     """
     gc.collect()
     gc.disable()
