@@ -8,6 +8,7 @@ from support.zoo import Example
 from torch import nn
 
 import rekindle
+from rekindle.errors import CaptureError
 from rekindle.rewrite.layer_norm import layer_norm, layer_norm_backward, sum_and_norm
 
 aten = torch.ops.aten
@@ -158,6 +159,10 @@ def test_a_sum_that_does_not_follow_at_once(schedule: str, device: torch.device)
         return example_of(Hooked().to(device), inputs, lambda out: out)
 
     mine = anew()
+    if torch.__version__.startswith("2.11."):  # its Dynamo has the hook read what reads the hook
+        with pytest.raises(CaptureError, match="a newer torch plans it"):
+            manage(mine, schedule)
+        return
     managed = manage(mine, schedule)
     again = train(anew()) if device.type == "cuda" else None
     assert_same(train(anew()), train(mine, managed), again)
