@@ -220,16 +220,20 @@ def correct_plan(
 ) -> tuple[PlanRecord, Captured]:
     """A plan by what was seen of a step, searched for from the old schedule: in which the ops of
     one section need what the section needed, or for a budget of so many bytes. It may be corrected
-    so often again. Raises BudgetInfeasible."""
+    so often again. A budget does not grow, unless it was to be the smallest. Raises
+    BudgetInfeasible."""
     program, profile = captured.program, captured.profile
     problem, budget = old.problem, old.budget_bytes
+    again = replace(options, schedule=None)
     if isinstance(seen, Excess):
         problem = with_excess(problem, old.schedule, seen)
+        if options.budget != MIN_BUDGET:
+            again = replace(again, budget=budget)
     else:
         budget = seen
+        again = replace(again, budget=budget, best_effort=False)
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
-    # The budget is known in bytes, and is not to grow.
-    again = replace(options, budget=budget, schedule=None, best_effort=False, time_limit_s=limit_s)
+    again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
         predictor = Predictor(program, profile, problem)
         choice = choose(again, predictor, budget, start=old.schedule)
@@ -469,11 +473,9 @@ def _late_runner(
     num_corrections: int = NUM_CORRECTIONS,
 ) -> LateRunner:
     again = functools.partial(with_backward, options)
-    # "All of the peak" is no limit but the wish that nothing runs twice, and below the smallest
-    # peak there is nothing to correct to.
+    # "All of the peak" is no limit but the wish that nothing runs twice.
     everything = is_fraction(options.budget) and float(options.budget or 0) >= 1
-    no_limit = everything or options.budget == MIN_BUDGET or options.schedule is not None
-    limit = None if no_limit else record.budget_bytes
+    limit = None if everything or options.schedule is not None else record.budget_bytes
     return LateRunner(
         program,
         record.problem,

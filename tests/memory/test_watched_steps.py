@@ -140,6 +140,26 @@ def test_b4_all_of_the_peak_is_no_limit(account: Account) -> None:
     assert managed.plan.overhead == 0
 
 
+@pytest.mark.parametrize("given", [{"budget": "min"}, {"budget": 0.1, "best_effort": True}])
+def test_b3_the_smallest_budget_has_room_for_the_callers_loss(
+    given: dict[str, Any], account: Account, caplog: Any
+) -> None:
+    """No budget was given that could be kept: the smallest one is of steps with their loss."""
+
+    def wasteful(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.cat([out] * 9).clone()[:ROWS], y)
+
+    managed = rekindle.rematerialize(
+        One(), (torch.randn(ROWS, WIDTH),), profile="estimate", time_limit_s=1, **given
+    )
+    first = managed.plan.budget_bytes
+    peaks, _ = steps(managed, wasteful, account, 6)
+    assert max(peaks[:3]) > first
+    assert max(peaks[3:]) <= managed.plan.budget_bytes
+    said = [r.getMessage() for r in caplog.records if "a step used" in r.getMessage()]
+    assert all("planned again for " in line for line in said)
+
+
 def test_what_cannot_be_kept_is_said_once(account: Account, caplog: Any) -> None:
     def wasteful(out: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(torch.cat([out] * 9).clone()[:ROWS], y)

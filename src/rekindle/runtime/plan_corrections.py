@@ -71,8 +71,10 @@ def _correct(manager: Manager, entry: Entry) -> None:
     except BudgetInfeasible as error:
         log.warning("%s; no plan keeps that budget: %s", seen, error)
         return
+    now = "" if plan.budget_bytes == watch.limit_bytes else f" for {shown_size(plan.budget_bytes)}"
     log.warning(
-        "%s; planned again: overhead %+.1f %% -> %+.1f %%", seen, 100 * before, 100 * plan.overhead
+        *("%s; planned again%s: overhead %+.1f %% -> %+.1f %%", seen, now),
+        *(100 * before, 100 * plan.overhead),
     )
     runner.replacement = plan  # a copy of the module shares the old one
     manager.put(entry, plan)
