@@ -81,7 +81,6 @@ def eager_layouts_answered() -> Iterator[None]:
         _asking.num -= 1
 
 
-@register_op_impl(torch.ops.aten._grouped_mm.default)  # type: ignore[misc]
 def _grouped_mm(
     mode: FakeTensorMode,
     _op: Any,
@@ -106,6 +105,8 @@ def _grouped_mm(
     with mode:
         return torch.empty_strided(shape, stride, dtype=dtype, device=a.device)
 
+
+register_op_impl(torch.ops.aten._grouped_mm.default)(_grouped_mm)
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op
