@@ -58,9 +58,9 @@ def measured_in_place(
     took_s = time.perf_counter() - start
     if len(found) < len(wanted):
         log.warning(
-            "%d of %d distinct ops were not measured (%s): their costs are estimates, so the schedule "
-            "may be slower than it could be and predicted times may be far off; the first steps are "
-            "watched for the peak. Free memory on the device and plan again for measured costs",
+            "%d of %d distinct ops were not measured (%s): their costs are estimates, so predicted "
+            "times may be far off and the schedule slower than it could be; free memory on the "
+            "device and plan again for measured costs",
             *(len(wanted) - len(found), len(wanted), why_not),
         )
     return with_measured(profile, device, found, why_not, cache=options.cache, wall_s=took_s)
