@@ -86,14 +86,21 @@ class Entry:
     """A plan with the call that it covers."""
 
     __slots__ = (
-        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan"),
-        *("reading", "unsettles"),
+        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "order"),
+        *("plan", "reading", "unsettles"),
     )
 
     def __init__(
-        self, plan: Any, reading: Reading, layouts: dict[str, Layout], number: int
+        self,
+        plan: Any,
+        reading: Reading,
+        layouts: dict[str, Layout],
+        number: int,
+        order: tuple[int, ...] | None = None,
     ) -> None:
         self.plan = plan
+        # Where the plan's inputs stand among those of this reading; None: in the same order.
+        self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
         self.number = number  # in the order in which the plans were made
@@ -111,6 +118,8 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        if self.order is not None:
+            inputs = tuple([inputs[i] for i in self.order])
         before, self.before = self.before, None
         if before is not None:
             before(inputs)
@@ -122,7 +131,18 @@ class Entry:
         return runner.all_outputs(runner(residents), residents)
 
     def copied(self) -> "Entry":
-        return Entry(self.plan, self.reading, self.layouts, self.number)
+        return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
+
+
+def _input_order(planned: JointGraph, read: JointGraph) -> tuple[int, ...] | None:
+    """For each input of the plan's call, where the other call, which runs the same ops, has it.
+    What Python reads first need not be read first by other Python."""
+    place = {node: i for i, node in enumerate(read.nodes)}
+    entry_at = {place[n]: i for i, n in enumerate(read.entries) if n is not None}
+    number = {node: i for i, node in enumerate(planned.nodes)}
+    # An input that no op reads is asked for by nobody.
+    order = tuple(0 if n is None else entry_at[number[n]] for n in planned.entries)
+    return None if order == tuple(range(len(read.entries))) else order
 
 
 def _number(entry: Entry) -> int:
@@ -214,7 +234,8 @@ class Manager:
             if len(joint.outputs) != len(planned.outputs):
                 continue  # gradients cannot arrive for outputs that it has not
             if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
-                found = Entry(entry.plan, reading, layouts, entry.number)
+                order = _input_order(planned, joint)
+                found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found
         return None

@@ -23,6 +23,8 @@ from torch import fx
 
 from rekindle.errors import CaptureError
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
+from rekindle.torch_compat.dynamo_guards import guarded_as_read
+from rekindle.torch_compat.dynamo_patches import attribute_reader
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
 from rekindle.torch_compat.prepared import Prepared, left_as_it_was
 
@@ -103,6 +105,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
         stack.enter_context(read_as_eager_runs())
+        stack.enter_context(guarded_as_read())
         yield unguarded
 
 
@@ -263,7 +266,7 @@ def _loss_nodes(tx: Any, out: Any) -> tuple[fx.Node, ...]:
             kind = out.python_type()
             if issubclass(kind, (tuple, list)) and not hasattr(kind, "_fields"):
                 return ()
-            found = getattr(out, _attribute_reader(type(out)))(tx, "loss")
+            found = getattr(out, attribute_reader(type(out)))(tx, "loss")
     except Exception:  # it has none
         return ()
     return _nodes(found) if isinstance(found, TensorVariable) else ()
@@ -288,11 +291,6 @@ def _loggers_answered() -> Iterator[None]:
         yield
 
 
-def _attribute_reader(cls: type) -> str:
-    """The method that reads an attribute; it has another name since torch 2.14."""
-    return "var_getattr" if hasattr(cls, "var_getattr") else "tp_getattro_impl"
-
-
 @contextlib.contextmanager
 def _missing_attributes_guarded() -> Iterator[None]:
     """Dynamo guards an attribute that it finds, and not one whose absence the model handles."""
@@ -301,7 +299,7 @@ def _missing_attributes_guarded() -> Iterator[None]:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables import UnspecializedNNModuleVariable
 
-    method = _attribute_reader(UnspecializedNNModuleVariable)
+    method = attribute_reader(UnspecializedNNModuleVariable)
     read = getattr(UnspecializedNNModuleVariable, method)
 
     @functools.wraps(read)
@@ -326,7 +324,7 @@ def _missing_attributes_guarded() -> Iterator[None]:
 def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
     from torch._dynamo.variables import TensorVariable
 
-    method = _attribute_reader(TensorVariable)
+    method = attribute_reader(TensorVariable)
     read = getattr(TensorVariable, method)
 
     @functools.wraps(read)

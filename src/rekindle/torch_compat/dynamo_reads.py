@@ -1,12 +1,13 @@
 """What Dynamo reads otherwise than eager runs it, or not at all, where the recorder can follow."""
 
 import contextlib
-import functools
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from rekindle.torch_compat.dynamo_patches import changed
 
 
 @contextlib.contextmanager
@@ -14,21 +15,6 @@ def read_as_eager_runs() -> Iterator[None]:
     """All of it."""
     with _own_code_read(), _generators_given(), _retained_gradients_followed():
         yield
-
-
-@contextlib.contextmanager
-def _changed(owner: Any, name: str, change: Any) -> Iterator[None]:
-    """`change` makes the method out of the one that it stands for."""
-    own = vars(owner).get(name)
-    read = getattr(owner, name)
-    setattr(owner, name, functools.wraps(read)(change(read)))
-    try:
-        yield
-    finally:
-        if own is None:  # it was inherited
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
 
 
 @contextlib.contextmanager
@@ -47,7 +33,7 @@ def _own_code_read() -> Iterator[None]:
 
         return call_function
 
-    with _changed(PolyfilledFunctionVariable, "call_function", change):
+    with changed(PolyfilledFunctionVariable, "call_function", change):
         yield
 
 
@@ -73,7 +59,7 @@ def _generators_given() -> Iterator[None]:
 
         return as_proxy
 
-    with _changed(UserDefinedObjectVariable, "as_proxy", change):
+    with changed(UserDefinedObjectVariable, "as_proxy", change):
         yield
 
 
@@ -89,5 +75,5 @@ def _retained_gradients_followed() -> Iterator[None]:
 
         return method_attr_retain_grad
 
-    with _changed(TensorVariable, "method_attr_retain_grad", change):
+    with changed(TensorVariable, "method_attr_retain_grad", change):
         yield
