@@ -5,6 +5,7 @@ hold everything that the call read of Python. Numbers that Python read from tens
 at each call, once the guards hold.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.capture.pytrees import named_tensors
-from rekindle.errors import RekindleError
+from rekindle.errors import PlanMismatch, RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
@@ -87,7 +88,7 @@ class Entry:
 
     __slots__ = (
         *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "order"),
-        *("plan", "reading", "unsettles"),
+        *("plan", "reading", "scope", "unsettles"),
     )
 
     def __init__(
@@ -103,6 +104,7 @@ class Entry:
         self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
+        self.scope: dict[str, Any] | None = None  # of the next call, where its backward asks again
         self.number = number  # in the order in which the plans were made
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
@@ -128,7 +130,19 @@ class Entry:
         why = runner.broken_assumption(residents)
         if why is not None:
             raise AnswerChanged(why)
-        return runner.all_outputs(runner(residents), residents)
+        scope, self.scope = self.scope, None
+        holds = None if scope is None else functools.partial(self._refuse_changes, scope)
+        return runner.all_outputs(runner(residents, holds), residents)
+
+    def _refuse_changes(self, scope: dict[str, Any]) -> None:
+        """Raises where Python code of the backward would read something else than was planned."""
+        failed = self.guards.failed_later(scope)
+        if failed is not None:
+            raise PlanMismatch(
+                "a hook or a torch.autograd.Function reads in the backward what has changed since "
+                f"the forward: {in_words(failed)}; change it after the backward, or call the "
+                "original model for this step"
+            )
 
     def copied(self) -> "Entry":
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)

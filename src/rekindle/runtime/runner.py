@@ -55,8 +55,8 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "given", "gradients", "graphed", "is_rescued", "other", "rescue", "residents"),
-        *("saved", "tangents", "versions", "watches"),
+        *("env", "given", "gradients", "graphed", "holds", "is_rescued", "other", "rescue"),
+        *("residents", "saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
@@ -72,13 +72,15 @@ class Step:
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        # Raises where what Python reads in the backward has changed; None: it reads nothing.
+        self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
 
     def release(self) -> None:
         """The backward is over: a loss that is kept must not keep its batch."""
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = None
+        self.rescue = self.holds = None
 
 
 class Runner:
@@ -168,9 +170,13 @@ class Runner:
         args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
         return node.target(*args, **node.kwargs)
 
-    def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
-        """The outputs that the graph makes, as `internal` counts them."""
+    def __call__(
+        self, residents: list[torch.Tensor], holds: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
+        backward begins."""
         step = Step(residents)
+        step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
             step.rescue = Rescue(self.program, self.written, residents)
@@ -198,7 +204,9 @@ class Runner:
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
             link = _Stretch.apply(self, step, index, link, *leaves)
-        return list(_Outputs.apply(self, step, outs, link))
+        given = list(_Outputs.apply(self, step, outs, link))
+        self.changes.watch_inner(given)
+        return given
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -306,6 +314,8 @@ class Runner:
         what was written to since the forward, before anything runs."""
         if step.saved is None:
             raise _second_backward()
+        if step.holds is not None:
+            step.holds()
         self.changes.refuse_looks_inside(step, grads)
         if self.watch is not None:
             self.watch.reached(step, 1)

@@ -15,6 +15,7 @@ with missing_names_explained():
     from rekindle.torch_compat.autograd import (
         backward_keeps_graph,
         backward_node,
+        differentiated_now,
         forward_sequence_nr,
         kept_tensors,
         node_sequence_nr,
@@ -98,6 +99,7 @@ __all__ = [
     "borrowed",
     "copy_all",
     "default_device",
+    "differentiated_now",
     "eager_kernels",
     "filling_stand_in",
     "forward_sequence_nr",

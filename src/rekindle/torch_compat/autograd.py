@@ -1,9 +1,12 @@
 """The autograd graph: which of its nodes an op belongs to, and how its backward was asked for."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 
 def forward_sequence_nr() -> int:
@@ -58,3 +61,21 @@ def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             if below is not None and below not in seen:
                 seen.add(below)
                 stack.append(below)
+
+
+_INPUTS = 3  # the position of `inputs` behind the roots, in every release that is supported
+
+
+def differentiated_now() -> list[torch.Tensor]:
+    """Inside a backward: the tensors that some caller, in whatever thread, asks gradients of by
+    `torch.autograd.grad` or `backward(inputs=...)`. The engine itself does not tell: it takes such
+    a gradient on its way."""
+    found: list[torch.Tensor] = []
+    for newest in sys._current_frames().values():
+        frame: FrameType | None = newest
+        while frame is not None:
+            if frame.f_code is _engine_run_backward.__code__:
+                given = frame.f_locals["args"][_INPUTS:]
+                found += [t for t in (given[0] if given else ()) if isinstance(t, torch.Tensor)]
+            frame = frame.f_back
+    return found

@@ -58,7 +58,7 @@ class GraphInput:
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_manager", "_prepared", "_surroundings", "_unwatched")
+    __slots__ = ("__weakref__", "_later", "_manager", "_prepared", "_surroundings", "_unwatched")
 
     def __init__(
         self,
@@ -66,8 +66,10 @@ class CallGuards:
         unwatched: list[str],
         surroundings: "_Surroundings",
         prepared: Prepared,
+        later: Any,
     ) -> None:
         self._manager = manager
+        self._later = later  # the part that is about what the backward's Python reads, or None
         self._unwatched = unwatched
         self._surroundings = surroundings
         self._prepared = prepared
@@ -89,11 +91,24 @@ class CallGuards:
         changed = self._surroundings.changed()
         if changed is not None:
             return f"{changed} as they were"
-        with outside_modes():
-            found = self._manager.check_verbose(scope)
-        if found.result:
-            return None
-        return " ".join(str(part) for part in found.verbose_code_parts[:1])
+        return _first_failed(self._manager, scope)
+
+    @property
+    def has_later_reads(self) -> bool:
+        """Whether Python code that runs in the backward reads something."""
+        return self._later is not None
+
+    def failed_later(self, scope: dict[str, Any]) -> str | None:
+        """When the backward begins: the first guard on what its Python reads that does not hold."""
+        return _first_failed(self._later, scope)
+
+
+def _first_failed(manager: Any, scope: dict[str, Any]) -> str | None:
+    with outside_modes():
+        found = manager.check_verbose(scope)
+    if found.result:
+        return None
+    return " ".join(str(part) for part in found.verbose_code_parts[:1])
 
 
 _TRACKER = "torch.utils.module_tracker"
@@ -328,9 +343,12 @@ def _guards(
                     weakref.finalize(obj, unwatched.append, obj_str).atexit = False
             return id(obj)
 
-    manager = Manager(code, output_graph)
+    manager = Manager(code, output_graph).guard_manager
+    later = None
+    if unguarded.later:
+        later = Manager(code, output_graph, guard_filter_fn=unguarded.later.kept).guard_manager
     surroundings = _Surroundings(forward, unguarded)
-    return CallGuards(manager.guard_manager, unwatched, surroundings, unguarded.prepared)
+    return CallGuards(manager, unwatched, surroundings, unguarded.prepared, later)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_backward import ReadLater, backward_reads_noted
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 from rekindle.torch_compat.dynamo_guards import guarded_as_read
 from rekindle.torch_compat.dynamo_patches import attribute_reader
@@ -43,6 +44,7 @@ class Unguarded:
     imported: list[str] = field(default_factory=list)  # modules, inside of functions
     reads: list[str] = field(default_factory=list)
     prepared: Prepared = field(default_factory=Prepared)
+    later: ReadLater = field(default_factory=ReadLater)  # by the backward's Python
 
     @property
     def environment(self) -> bool:
@@ -106,6 +108,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(_recurrent_functions_plain())
         stack.enter_context(read_as_eager_runs())
         stack.enter_context(guarded_as_read())
+        stack.enter_context(backward_reads_noted(unguarded.later))
         yield unguarded
 
 
