@@ -19,6 +19,7 @@ from rekindle.capture import cudnn_rnn
 from rekindle.capture.autocast import autocast_state, set_autocast
 from rekindle.capture.fake_tensors import fake_tensors_answer, stand_in
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.node_facts import Kind, Source
 from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
@@ -214,7 +215,10 @@ class _Run:
         recorder.line = source_line(node)
         try:
             if node.op == "get_attr":
-                return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
+                found = operator.attrgetter(str(node.target))(_Attributes(self.attributes))
+                if isinstance(found, ModuleHooks):
+                    found.record = recorder.call_hook
+                return found
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.value)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -113,7 +113,8 @@ class JointGraph:
             name = str(node.target)
             if not is_overload(node.target):
                 name = getattr(node.target, "__name__", name)
-            calls.append((node.op, name, source, spec, tuple(map(told, leaves))))
+            whose = getattr(node.target, "identity", None)  # of a hook
+            calls.append((node.op, name, whose, source, spec, tuple(map(told, leaves))))
         return (
             tuple(calls),
             tuple([(t.shape, t.dtype) for t in self.constants]),

@@ -60,6 +60,7 @@ with missing_names_explained():
         nn_functions,
     )
     from rekindle.torch_compat.running import (
+        as_eager_calls,
         eager_kernels,
         outside_modes,
         recurrent_layers_call,
@@ -91,6 +92,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_eager_calls",
     "as_modules_call",
     "asked",
     "backward_keeps_graph",

@@ -90,9 +90,12 @@ _QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
 
 
 @contextlib.contextmanager
-def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterator[Unguarded]:
+def answering(
+    ask: Ask, mark: Callable[..., Any], returned: Returned, module_hooks: Callable[..., Any]
+) -> Iterator[Unguarded]:
     """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns fills in
-    `returned`, and is no part of the graph. Gives what is read without a guard."""
+    `returned`, and is no part of the graph; `module_hooks` makes what is. Gives what is read
+    without a guard."""
     unguarded = Unguarded()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
@@ -106,7 +109,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
-        stack.enter_context(read_as_eager_runs())
+        stack.enter_context(read_as_eager_runs(module_hooks))
         stack.enter_context(guarded_as_read())
         stack.enter_context(backward_reads_noted(unguarded.later))
         yield unguarded

@@ -61,7 +61,8 @@ def _evaluator(builder: Any, guard: Any) -> Callable[[Any], Any]:
     return lambda scope: eval(code, {**guards.CLOSURE_VARS, "L": scope, "G": known})
 
 
-def _install(source: Any, holds: Callable[[Any], bool], words: str) -> None:
+def install(source: Any, holds: Callable[[Any], bool], words: str) -> None:
+    """`holds` must be true of the value of this source; `words` say it of the value."""
     from torch._dynamo.guards import install_guard
 
     def hold(builder: Any, guard: Any) -> None:
@@ -114,7 +115,7 @@ def _orders_guarded() -> Iterator[None]:
             # The length is guarded: one entry has one order.
             if isinstance(value, OrderedDict) and len(value) > 1 and self.source is not None:
                 keys = list(value)
-                _install(self.source, lambda now: _same(list(now), keys), "is in its order")
+                install(self.source, lambda now: _same(list(now), keys), "is in its order")
             return found
 
         return wrap
@@ -165,7 +166,7 @@ def _attributes_of_dictionaries_guarded() -> Iterator[None]:
                     def holds(now: Any) -> bool:
                         return name not in vars(now)
 
-                    _install(self.source, holds, f"has no {name} of its own")
+                    install(self.source, holds, f"has no {name} of its own")
             return read(self, tx, name)
 
         return var_getattr
@@ -192,7 +193,7 @@ def _attributes_of_metaclasses_guarded() -> Iterator[None]:
                 def holds(now: Any) -> bool:
                     return bool(inspect.getattr_static(type(now), name, _ABSENT) is value)
 
-                _install(self.source, holds, f"has the metaclass's {name}")
+                install(self.source, holds, f"has the metaclass's {name}")
             return found
 
         return var_getattr

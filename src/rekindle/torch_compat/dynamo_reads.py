@@ -2,18 +2,25 @@
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from rekindle.torch_compat.dynamo_guards import install
 from rekindle.torch_compat.dynamo_patches import changed
 
 
 @contextlib.contextmanager
-def read_as_eager_runs() -> Iterator[None]:
-    """All of it."""
-    with _own_code_read(), _generators_given(), _retained_gradients_followed():
+def read_as_eager_runs(module_hooks: Callable[..., Any]) -> Iterator[None]:
+    """All of it. `module_hooks(module, hooks, pre_hooks)` makes what stands in the graph for the
+    backward hooks of a module."""
+    with (
+        _own_code_read(),
+        _generators_given(),
+        _retained_gradients_followed(),
+        _module_hooks_given(module_hooks),
+    ):
         yield
 
 
@@ -77,3 +84,28 @@ def _retained_gradients_followed() -> Iterator[None]:
 
     with changed(TensorVariable, "method_attr_retain_grad", change):
         yield
+
+
+@contextlib.contextmanager
+def _module_hooks_given(module_hooks: Callable[..., Any]) -> Iterator[None]:
+    """The backward hooks of a module become an attribute of the graph. Dynamo would read them in
+    the backward, with compiled autograd; here they are called then, and are guarded by which they
+    are and whose."""
+    from torch._dynamo.variables.distributed import BackwardHookVariable
+
+    def create(tx: Any, module: Any, _hooks: Any, _pre_hooks: Any) -> Any:
+        real = module.value
+        given = module_hooks(real, real._get_backward_hooks()[0], real._get_backward_pre_hooks())
+        install(module.source, given.are_those_of, "has the same backward hooks")
+        name = f"module_hooks_{len(tx.output.nn_modules)}"
+        tx.output.nn_modules[name] = given
+        proxy = tx.output.create_proxy("get_attr", name, (), {})
+        proxy.node.meta["example_value"] = torch.utils.hooks.BackwardHook(None, (), ())
+        return BackwardHookVariable(proxy, module, _hooks, _pre_hooks)
+
+    own = vars(BackwardHookVariable)["create"]
+    BackwardHookVariable.create = staticmethod(create)
+    try:
+        yield
+    finally:
+        BackwardHookVariable.create = own
