@@ -78,6 +78,8 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        # Nodes of the graph whose tensors forward makes to require grad.
+        self.made_to_require: list[fx.Node] = []
         self.has_inner_inputs = False  # inputs that require grad and are no leaves
         self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
         self._devices: dict[torch.device, str] = {}
@@ -151,6 +153,12 @@ class Follower:
             self.has_inner_inputs |= not real.is_leaf
         return fake
 
+    def note_required(self, node: Any, fake: torch.Tensor) -> None:
+        """Forward makes this tensor require grad; one that it was given is a leaf from here on."""
+        if node in self.entries and self.with_gradients and not fake.requires_grad:
+            self.leaves.append(fake)
+            self.made_to_require.append(node)
+
     def value(self, node: fx.Node) -> Any:
         """What a node of the graph stands for; of an input that no op reads, a stand-in."""
         with self._running():
@@ -221,6 +229,8 @@ class _Run:
                 return found
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.value)
             if node.op == "call_method":
+                if node.target == "requires_grad_":
+                    self.follower.note_required(node.args[0], args[0])
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             if node.op == "call_module":
                 return self.attributes[str(node.target)](*args, **kwargs)

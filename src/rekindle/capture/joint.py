@@ -75,6 +75,8 @@ class JointGraph:
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
     origin: Origin | None = None  # None: as it was recorded
+    # Which inputs, as the call's graph counts them, forward makes to require grad.
+    made_to_require: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return graph_text(self.nodes, self.outputs, self.gradients)
@@ -121,6 +123,7 @@ class JointGraph:
             tuple([number[n] for n in self.outputs]),
             tuple([(number[a], number[b]) for a, b in self.gradients]),
             tuple([(str(s.target), repr(s.value), s.num_before) for s in self.scalars]),
+            len(self.made_to_require),
         )
 
     def with_tangents(
@@ -186,6 +189,7 @@ def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node])
         idle=(),
         scalars=tuple(recorder.scalars),
         session=Session(recorder, tuple(made), tuple(follower.leaves), nodes),
+        made_to_require=tuple([placeholders.index(n) for n in follower.made_to_require]),
     )
 
 

@@ -122,6 +122,8 @@ class Entry:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
         if self.order is not None:
             inputs = tuple([inputs[i] for i in self.order])
+        for i in self.plan.joint.made_to_require:
+            inputs[i].requires_grad_()
         before, self.before = self.before, None
         if before is not None:
             before(inputs)

@@ -20,6 +20,7 @@ def read_as_eager_runs(module_hooks: Callable[..., Any]) -> Iterator[None]:
         _generators_given(),
         _retained_gradients_followed(),
         _module_hooks_given(module_hooks),
+        _requiring_followed(),
     ):
         yield
 
@@ -109,3 +110,28 @@ def _module_hooks_given(module_hooks: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         BackwardHookVariable.create = own
+
+
+@contextlib.contextmanager
+def _requiring_followed() -> Iterator[None]:
+    """`requires_grad_()` on a tensor that is given becomes a call of the graph: who follows it
+    says what is then to be done at each call."""
+    from torch._dynamo.variables import TensorVariable
+
+    def change(read: Any) -> Any:
+        def method_requires_grad_(self: Any, tx: Any, requires_grad: Any = True) -> Any:
+            wanted = requires_grad is True or requires_grad.as_python_constant() is True
+            example = self.as_proxy().node.meta["example_value"]
+            able = example.is_floating_point() and example.is_leaf and not example.requires_grad
+            inside = len(tx.output.tracers) > 1  # of a part that may run another number of times
+            if self.source is None or not wanted or not able or inside:
+                return read(self, tx, requires_grad)
+            tx.output.create_proxy("call_method", "requires_grad_", (self.as_proxy(),), {})
+            example.requires_grad_()
+            self.requires_grad = True
+            return self
+
+        return method_requires_grad_
+
+    with changed(TensorVariable, "method_requires_grad_", change):
+        yield
