@@ -349,11 +349,15 @@ def captured(
 
 
 def with_backward(
-    options: Options, joint: JointGraph, tangents: Sequence[Tangent], autocast: tuple[Any, ...]
+    options: Options,
+    joint: JointGraph,
+    tangents: Sequence[Tangent],
+    autocast: tuple[Any, ...],
+    retained: tuple[int, ...] = (),
 ) -> JointGraph:
     """The captured graph with a backward for other gradients. The forward keeps its nodes, since it
     may have run already."""
-    other = joint.with_tangents(tangents, autocast)
+    other = joint.with_tangents(tangents, autocast, retained)
     return rewrite(other, fuse=options.fuse, beside=joint)
 
 

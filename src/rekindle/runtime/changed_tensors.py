@@ -87,8 +87,7 @@ class Changes:
         self.read = {p for positions in runner.stretch_positions for p in positions}
         self.written = _written(runner)
         self._kept: dict[int, tuple[set[int], set[int]]] = {}
-        outputs = joint.recorded.session.outputs
-        below = outputs_below([t for t in outputs if t.requires_grad], outputs)
+        below = joint.inner_outputs
         # Slots of the outputs that other outputs are computed from.
         self.inner = [slot for slot, i in enumerate(runner.internal) if i in below]
 
@@ -172,25 +171,27 @@ class Changes:
                 if watch._version != before:
                     raise RuntimeError(f"{_MODIFIED} {self._output(slot)} has been written to.")
 
-    def refuse_looks_inside(self, step: "Step", grads: Sequence[torch.Tensor | None]) -> None:
-        """A hook on an output that the model went on computing from, or its gradient asked for: of
-        that gradient, autograd sees only what comes from outside the plan."""
+    def retained(
+        self, step: "Step", grads: Sequence[torch.Tensor | None]
+    ) -> tuple[int, ...]:
+        """The outputs that retain their gradient and that the model went on computing from: the
+        plan hands out that gradient, since autograd sees only what comes from outside of it. For
+        hooks on such outputs, or where a caller asks for their gradient, it would be too late."""
         if not self.inner:
-            return
+            return ()
         asked = {id(t) for t in differentiated_now()}
-        marked = []
-        for slot in self.inner:
-            out = step.given[slot]()
-            if out is not None and (out.retains_grad or _has_hooks(out) or id(out) in asked):
-                marked.append(slot)
-        if not marked:
-            return
+        given = {slot: out for slot in self.inner if (out := step.given[slot]()) is not None}
+        refused = [k for k, out in given.items() if _has_hooks(out) or id(out) in asked]
+        retained = [k for k, out in given.items() if out.retains_grad]
+        if not refused and not retained:
+            return ()
         internal, outputs = self.runner.internal, self.runner.joint.recorded.session.outputs
         arrived = [outputs[i] for i, g in zip(internal, grads, strict=True) if g is not None]
         inside = outputs_below(arrived, outputs)
-        for slot in marked:
+        for slot in refused:
             if internal[slot] in inside:
                 raise self._looks_inside(slot)
+        return tuple([internal[slot] for slot in retained if internal[slot] in inside])
 
     def watch_inner(self, outs: Sequence[torch.Tensor]) -> None:
         """Refuses to give a part of the gradient of an output for the whole: where that alone is
@@ -202,9 +203,9 @@ class Changes:
 
     def _looks_inside(self, slot: int) -> PlanMismatch:
         return PlanMismatch(
-            f"retain_grad(), a hook or a gradient was asked of {self._output(slot)}, from which "
-            "other outputs are computed: the plan does not hand out its whole gradient; call the "
-            "original model where you need it"
+            f"a hook was set on {self._output(slot)}, or its gradient was asked for, and other "
+            "outputs are computed from it: autograd sees only a part of that gradient. Use "
+            "retain_grad(), or call the original model where you need it"
         )
 
     def _kept_by_eager(self, joint: JointGraph) -> tuple[set[int], set[int]]:

@@ -236,20 +236,21 @@ class Manager:
         if self.num_read_again >= _MOST_READ_AGAIN:
             return None
         layouts = input_layouts(call.args, call.keywords)
-        alike = [entry for entry in self.entries if entry.layouts == layouts]
-        if not alike:
+        laid_out = [entry for entry in self.entries if entry.layouts == layouts]
+        if not laid_out:
             return None
-        alike = list({entry.number: entry for entry in alike}.values())
+        entries = {entry.number: entry for entry in laid_out}.values()
         self.num_read_again += 1
         try:
             joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
-        for entry in alike:
+        for entry in entries:
             planned = entry.plan.joint.recorded
             if len(joint.outputs) != len(planned.outputs):
                 continue  # gradients cannot arrive for outputs that it has not
-            if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
+            alike = joint.with_tangents(planned.tangents, planned.autocast, planned.retained)
+            if alike.is_like(planned):
                 order = _input_order(planned, joint)
                 found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)

@@ -34,15 +34,18 @@ def backward_keeps_graph() -> bool:
 def outputs_below(roots: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> set[int]:
     """Indices of the outputs that some root was computed from, so that part of their gradient comes
     through it."""
-    place = {t.grad_fn: i for i, t in enumerate(outputs) if t.grad_fn is not None}
-    stack = [below for t in roots if t.grad_fn is not None for below, _ in t.grad_fn.next_functions]
+    # Ops with several outputs, such as a split, have one node for all of them.
+    place = {(t.grad_fn, t.output_nr): i for i, t in enumerate(outputs) if t.grad_fn is not None}
+    stack = [edge for t in roots if t.grad_fn is not None for edge in t.grad_fn.next_functions]
+    met: set[Any] = set()
     seen: set[Any] = set()
     while stack:
-        node = stack.pop()
+        node, number = stack.pop()
+        met.add((node, number))
         if node is not None and node not in seen:
             seen.add(node)
-            stack += [below for below, _ in node.next_functions]
-    return {i for node, i in place.items() if node in seen}
+            stack += node.next_functions
+    return {i for edge, i in place.items() if edge in met}
 
 
 def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -322,7 +322,7 @@ class OutputHooked(Living):
         note("gradient of the output", out.grad)
 
 
-@case("e11", refusal="a gradient was asked of")
+@case("e11", refusal="or its gradient was asked for")
 class GradientOfAStoredAndUsedActivation(Living):
     """The loss uses it as well: what comes from outside alone would be a wrong gradient."""
 
@@ -338,7 +338,7 @@ class GradientOfAStoredAndUsedActivation(Living):
         self.h = None
 
 
-@case("e11", refusal="a gradient was asked of")
+@case("e11", refusal="or its gradient was asked for")
 class GradientOfAStoredActivationAlone(GradientOfAStoredAndUsedActivation):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)
