@@ -255,8 +255,8 @@ class Runner:
                 step.release()
 
     def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them: autograd
-        has put there what came from outside of the plan, which is a part of it."""
+        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
+        autograd has put there what came from outside of the plan, which is a part of it."""
         if not self.joint.retained and (step.other is None or not step.other.joint.retained):
             return made
         whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]

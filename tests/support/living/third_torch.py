@@ -1,5 +1,6 @@
 """Settings of torch that choose kernels, and autograd's Python (third wave)."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -358,9 +359,12 @@ class Scripted(nn.Module):
         return torch.tanh(self.layer(x))
 
 
-@torch.jit.script
-def gelu_by_hand(h: Tensor, gain: float) -> Tensor:
-    return h * 0.5 * (1.0 + torch.tanh(0.79788456 * (h + 0.044715 * h * h * h))) * gain
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch.jit is deprecated, and used
+
+    @torch.jit.script
+    def gelu_by_hand(h: Tensor, gain: float) -> Tensor:
+        return h * 0.5 * (1.0 + torch.tanh(0.79788456 * (h + 0.044715 * h * h * h))) * gain
 
 
 @case("e17")
