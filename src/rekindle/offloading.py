@@ -145,7 +145,13 @@ class _Moving:
             return known, True
         milestone(f"searching which values to move to the host, at most {time_limit_s:.0f} s")
         solution = with_transfers(
-            self.solver, problem, target, alone, time_limit_s=time_limit_s, seed=options.seed
+            self.solver,
+            problem,
+            target,
+            alone,
+            time_limit_s=time_limit_s,
+            seed=options.seed,
+            rank=self.predictor.step_ns,
         )
         if options.cache:
             store(request, solution, time_limit_s)

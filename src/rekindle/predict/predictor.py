@@ -146,29 +146,22 @@ class Predictor:
 
 
 def _shares_beside(problem: Problem, schedule: Schedule, lanes: Lanes) -> list[float]:
-    """Per op: over which share of its runs values move, as the lanes run."""
-    spans = zip(schedule.steps, lanes.start, lanes.finish, strict=True)
-    rows = [(step, start, stop) for step, start, stop in spans]
-    moving = sorted(
-        (start, stop)
-        for step, start, stop in rows
-        if not isinstance(step, int) and step[0] in ("send", "fetch")
-    )
-    # Two lanes overlap: their union, as disjoint stretches.
-    joined: list[list[int]] = []
-    for start, stop in moving:
-        if joined and start <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], stop)
-        else:
-            joined.append([start, stop])
-    ends = [stop for _, stop in joined]
-    together, whole = [0] * len(problem.ops), [0] * len(problem.ops)
+    """Per op: over which share of its runs values move, as the lanes run. Slowdowns are measured
+    with both lanes busy, so that one alone counts half."""
+    rows = list(zip(schedule.steps, lanes.start, lanes.finish, strict=True))
+    together, whole = [0.0] * len(problem.ops), [0] * len(problem.ops)
     for step, begin, end in rows:
-        if not isinstance(step, int):
-            continue
-        whole[step] += end - begin
-        for start, stop in joined[bisect.bisect_right(ends, begin) :]:
-            if start >= end:
-                break
-            together[step] += min(end, stop) - max(begin, start)
+        if isinstance(step, int):
+            whole[step] += end - begin
+    for kind in ("send", "fetch"):
+        # One after the other on their lane, so both columns rise.
+        moving = [(a, b) for step, a, b in rows if not isinstance(step, int) and step[0] == kind]
+        ends = [stop for _, stop in moving]
+        for step, begin, end in rows:
+            if not isinstance(step, int):
+                continue
+            for start, stop in moving[bisect.bisect_right(ends, begin) :]:
+                if start >= end:
+                    break
+                together[step] += (min(end, stop) - max(begin, start)) / 2
     return [t / w if w else 0.0 for t, w in zip(together, whole, strict=True)]
