@@ -4,7 +4,7 @@
     python benchmarks/gpu/offload.py --models t5-base --again       # these once more
     python benchmarks/gpu/offload.py --table
     python benchmarks/gpu/offload.py --check                        # exact under load, 100 steps
-    python benchmarks/gpu/offload.py --device cpu --small --records /tmp/try.jsonl   # try the script
+    python benchmarks/gpu/offload.py --device cpu --small --records try.jsonl  # try the script
 
 Methods: eager; own (the model's own block switch, whose peak is the budget of Rekindle's cases);
 keep-all (Rekindle with all of the peak); rekindle (recomputation alone); offload (with
@@ -38,9 +38,7 @@ sys.path.insert(0, str(HERE))
 from methods import distance, gradients, measure, step  # noqa: E402
 from models import MODELS, Workload  # noqa: E402
 
-NAMES = (
-    *("gpt2-medium-bf16-sdpa", "t5-base", "llama-1b-4x4096", "vit-large", "llama-1b-1x16384"),
-)
+NAMES = (*("gpt2-medium-bf16-sdpa", "t5-base", "llama-1b-4x4096", "vit-large", "llama-1b-1x16384"),)
 METHODS = (
     *("own", "rekindle", "offload", "keep-all", "eager", "by-hand", "streamed", "save_on_cpu"),
 )
@@ -241,13 +239,17 @@ def check(args: argparse.Namespace) -> Record:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(0)
     width, rows = (256, 512) if args.small else (2048, 16384)
-    layers = [m for _ in range(8) for m in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))]
+    layers = [
+        m for _ in range(8) for m in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+    ]
     model = nn.Sequential(*layers).to(args.device)
     x = torch.randn(rows, width, device=args.device)
     plan = {"schedule": moving, "offload": args.offload, "cache": False}
     new = rekindle.rematerialize(model, (x,), profile="estimate", on_miss="raise", **plan)
     wrong = 0
-    around = busy_stream(args.device) if args.device.startswith("cuda") else contextlib.nullcontext()
+    around = (
+        busy_stream(args.device) if args.device.startswith("cuda") else contextlib.nullcontext()
+    )
     source = random.Random(0)
     with around as more:
         for number in range(args.steps):
@@ -296,7 +298,11 @@ def child(name: str, method: str, args: argparse.Namespace) -> None:
         record = check(args) if name == "check" else run_case(name, method, known, args)
     except Exception as error:
         lines = traceback.format_exc().splitlines()[-6:]
-        record = {"model": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
+        record = {
+            "model": name,
+            "method": method,
+            "error": f"{type(error).__name__}: {error}"[:500],
+        }
         record["trace"] = lines
     if torch.cuda.is_available():
         record["device"] = torch.cuda.get_device_name()
@@ -348,7 +354,9 @@ def table(args: argparse.Namespace) -> None:
         print(line(record))
     print("share of the overhead above keep-all that moving removes:")
     for name in args.models:
-        rows = {m: records.get((name, m), {}).get("ms") for m in ("keep-all", "rekindle", "offload")}
+        rows = {
+            m: records.get((name, m), {}).get("ms") for m in ("keep-all", "rekindle", "offload")
+        }
         if all(rows.values()):
             most, now = rows["rekindle"] - rows["keep-all"], rows["offload"] - rows["keep-all"]
             share = 100 * (1 - now / most) if most > 0 else 0.0
