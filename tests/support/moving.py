@@ -13,17 +13,17 @@ from rekindle.core import Problem, Schedule, check_schedule, schedule_of
 OPTIONS = {"offload": "host_budget 1GiB"}
 _TABLE = """
 [tiny]
-like = "cpu"
-title = "a CPU from which any value is moved"
+like = "LIKE"
+title = "a device from which any value is moved"
 host = { to_host = 1000000000, from_host = 1000000000, latency_ns = 10, least_bytes = 1, \
 memory_slowdown = 0.0, compute_slowdown = 0.0 }
 """
 
 
-def device_file(folder: Path) -> str:
+def device_file(folder: Path, like: str = "cpu") -> str:
     """A description in which every value is worth a transfer."""
-    path = folder / "tiny.toml"
-    path.write_text(_TABLE, encoding="utf-8")
+    path = folder / f"tiny-{like}.toml"
+    path.write_text(_TABLE.replace("LIKE", like), encoding="utf-8")
     return str(path)
 
 
