@@ -11,6 +11,7 @@ import torch
 
 from rekindle.profile.cache import ProfileCache, environment
 from rekindle.profile.host_rates import HostRates
+from rekindle.profile.pinned_memory import pinned_bytes
 
 _BYTES = 2**28  # of each transfer that is timed
 _SIDE = 8192  # of the matrices whose product is timed beside one
@@ -28,7 +29,7 @@ def host_rates(device: torch.device, *, cache: bool, remeasure: bool) -> HostRat
             return found
     try:
         measured = _measure(device)
-    except RuntimeError:  # out of memory, here or there
+    except RuntimeError:  # out of memory, here or there; or it cannot be pinned
         return None
     finally:
         torch.cuda.empty_cache()
@@ -54,14 +55,20 @@ def _measure(device: torch.device) -> HostRates:
     """Takes about a second, and 1.5 GiB of the device for as long."""
     with torch.cuda.device(device), torch.no_grad():
         lanes = _Lanes(device)
-        both = [lanes.copies(2) for _ in range(_REPEATS)]
-        to_host, from_host = (statistics.median(ns) for ns in zip(*both, strict=True))
-        latency = statistics.median([lanes.latency_ns() for _ in range(_REPEATS)])
-        factor = torch.randn(_SIDE, _SIDE, device=device, dtype=torch.bfloat16)
-        product = torch.empty_like(factor)
-        streamed = torch.empty(_BYTES // 4, device=device)
-        compute = lanes.slowdown(lambda: torch.mm(factor, factor, out=product))
-        memory = lanes.slowdown(lambda: streamed.mul_(1.0))
+        try:
+            if not lanes.is_pinned:
+                raise RuntimeError("host memory cannot be pinned")
+            both = [lanes.copies(2) for _ in range(_REPEATS)]
+            to_host, from_host = (statistics.median(ns) for ns in zip(*both, strict=True))
+            latency = statistics.median([lanes.latency_ns() for _ in range(_REPEATS)])
+            # Not random: streams stay where they are.
+            factor = torch.ones(_SIDE, _SIDE, device=device, dtype=torch.bfloat16)
+            product = torch.empty_like(factor)
+            streamed = torch.ones(_BYTES // 4, device=device)
+            compute = lanes.slowdown(lambda: torch.mm(factor, factor, out=product))
+            memory = lanes.slowdown(lambda: streamed.mul_(1.0))
+        finally:
+            lanes.close()
     rate_to, rate_from = (round(2 * _BYTES * 1e9 / ns) for ns in (to_host, from_host))
     latency_ns = max(1, round(latency))
     # A value that moves in less than the latency is not worth it, rounded to a power of two.
@@ -76,9 +83,17 @@ class _Lanes:
     def __init__(self, device: torch.device) -> None:
         self.compute = torch.cuda.current_stream(device)
         self.streams = [torch.cuda.Stream(device) for _ in range(2)]
-        host = [torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        pinned = [pinned_bytes(_BYTES, device) for _ in range(2)]
+        host = [data for data, _, _ in pinned]
+        self._unpin = [unpin for _, unpin, _ in pinned]
+        self.is_pinned = not any(code for _, _, code in pinned)
         there = [torch.empty(_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
         self.pairs = [(host[0], there[0]), (there[1], host[1])]  # target, source
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        for unpin in self._unpin:
+            unpin()
 
     def _start(self, lane: int, num: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

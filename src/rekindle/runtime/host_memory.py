@@ -6,15 +6,16 @@ another is alive needs a second one. A piece is as large as the plan says, to th
 pinned memory comes in powers of two), and is freed when no plan is left that needs it.
 """
 
-import contextlib
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from rekindle.errors import HostMemoryFull
+from rekindle.profile.pinned_memory import pinned_bytes
 from rekindle.runtime.transfer_lanes import CudaLanes
 from rekindle.torch_compat import outside_modes
 
@@ -28,29 +29,23 @@ class Piece:
         self.num_bytes = num_bytes
         self.free: Any = None  # the point at which the last step's fetches are done
         with outside_modes():  # it is no step's memory
-            self.data = torch.empty(num_bytes, dtype=torch.uint8)
-        if device.type == "cuda":
-            self._pin(device)
-
-    def _pin(self, device: torch.device) -> None:
-        runtime, address = torch.cuda.cudart(), self.data.data_ptr()
-        with torch.cuda.device(device):
-            code = int(runtime.cudaHostRegister(address, self.num_bytes, 0))
+            if device.type != "cuda":
+                self.data = torch.empty(num_bytes, dtype=torch.uint8)
+                return
+            self.data, unpin, code = pinned_bytes(num_bytes, device)
         if code:
             log.warning(
                 "%d bytes of host memory cannot be pinned (CUDA error %d): values move slowly, and "
                 "the step waits for them; give offload a smaller host budget",
-                *(self.num_bytes, code),
+                *(num_bytes, code),
             )
-            return
-        # The data is kept by the finalizer until the driver has let go of it.
-        weakref.finalize(self, _unpin, runtime, self.data, device)
+        # Keeps the data until the driver has let go of it.
+        weakref.finalize(self, _unpin, unpin, device)
 
 
-def _unpin(runtime: Any, data: torch.Tensor, device: torch.device) -> None:
+def _unpin(unpin: Callable[[], None], device: torch.device) -> None:
     CudaLanes.finish(device)
-    with contextlib.suppress(RuntimeError):
-        runtime.cudaHostUnregister(data.data_ptr())
+    unpin()
 
 
 class HostMemory:
