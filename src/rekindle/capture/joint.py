@@ -277,6 +277,8 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
     that somebody else holds; the copy stands in the graph, where the plan can count it."""
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.layout is not torch.strided:
+            return gradient
         key = storage_key(gradient)
         strides_match = gradient.stride() == leaf.stride() or all(
             a == b or size == 1
