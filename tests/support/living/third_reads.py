@@ -176,7 +176,7 @@ class AttributeOfAMetaclass(Living):
         Meta.gain = 2.0
 
 
-@case("e4")
+@case("e4", breaks=True)
 class PartialMethod(Living):
     def scaled(self, h: Tensor, gain: float) -> Tensor:
         return h * gain * self.extra
@@ -563,7 +563,7 @@ class DefaultThatFills(Living):
         self.note.__defaults__[0].append(0.5)
 
 
-@case("e4")
+@case("e4", breaks=True)
 class ContextOfAnAttribute(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -575,19 +575,6 @@ class ContextOfAnAttribute(Living):
 
     def change(self) -> None:
         self.context = torch.no_grad()
-
-
-@case("e4")
-class NamesOfAFunction(Living):
-    def __init__(self) -> None:
-        super().__init__()
-        self.function: Any = torch.sin
-
-    def middle(self, h: Tensor) -> Tensor:
-        return self.function(h) * len(self.function.__name__)
-
-    def change(self) -> None:
-        self.function = torch.arctan
 
 
 @case("e4", breaks=True)

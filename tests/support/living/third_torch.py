@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from support.living.cases import HIDDEN, OUT, WIDTH, Living, Note, case, data
+from support.living.cases import HIDDEN, Living, Note, case, data
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -347,30 +347,3 @@ class GradientOfAStoredActivationAlone(GradientOfAStoredAndUsedActivation):
         (gradient,) = torch.autograd.grad(loss, [self.h])
         note("gradients", gradient)
         self.h = None
-
-
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, OUT)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.layer(x))
-
-
-@torch.jit.script
-def gelu_by_hand(h: Tensor, gain: float) -> Tensor:
-    return h * 0.5 * (1.0 + torch.tanh(0.79788456 * (h + 0.044715 * h * h * h))) * gain
-
-
-@case("e17")
-class TorchScriptFunctionWithANumber(Living):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = 1.5
-
-    def middle(self, h: Tensor) -> Tensor:
-        return gelu_by_hand(h, self.gain)
-
-    def change(self) -> None:
-        self.gain = 0.5
