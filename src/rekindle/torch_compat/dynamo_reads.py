@@ -138,6 +138,12 @@ def _requiring_followed() -> Iterator[None]:
         yield
 
 
+def _renamed(code: types.CodeType) -> types.CodeType:
+    """The same code, as if it and the functions in it stood in this file."""
+    inner = [_renamed(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    return code.replace(co_filename=__file__, co_consts=tuple(inner))
+
+
 @contextlib.contextmanager
 def _sequences_of_checkpoints_read() -> Iterator[None]:
     """Dynamo knows `checkpoint`, and skips `checkpoint_sequential`, which calls it, for the file
@@ -145,7 +151,7 @@ def _sequences_of_checkpoints_read() -> Iterator[None]:
     from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 
     skipped = torch.utils.checkpoint.checkpoint_sequential
-    code = skipped.__code__.replace(co_filename=__file__)
+    code = _renamed(skipped.__code__)
     plain = types.FunctionType(code, skipped.__globals__, None, skipped.__defaults__)
     plain.__kwdefaults__ = skipped.__kwdefaults__
 
