@@ -190,9 +190,7 @@ def test_e17_retain_grad_in_forward(schedule: str, device: torch.device) -> None
 
 
 @EVERY_SCHEDULE
-def test_e11_retain_grad_and_requires_grad_in_forward(
-    schedule: str, device: torch.device
-) -> None:
+def test_e11_retain_grad_and_requires_grad_in_forward(schedule: str, device: torch.device) -> None:
     def step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
         out = model(x)
         out.square().sum().backward()

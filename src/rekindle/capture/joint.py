@@ -22,6 +22,7 @@ from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
+    eager_layouts_answered,
     is_overload,
     outputs_below,
     outside_modes,
@@ -95,6 +96,15 @@ class JointGraph:
     def forward_only(self) -> bool:
         return not self.tangents
 
+    def inputs_of(self, other: "JointGraph") -> tuple[int | None, ...]:
+        """Which input of the call's graph each input of the other's is, of a graph that is like
+        this one; None of those that no op reads. Each reading counts them in an order of its own.
+        """
+        number = {node: i for i, node in enumerate(self.nodes)}
+        found = {number[node]: i for i, node in enumerate(self.entries) if node is not None}
+        number = {node: i for i, node in enumerate(other.nodes)}
+        return tuple([None if n is None else found[number[n]] for n in other.entries])
+
     @property
     def inner_outputs(self) -> set[int]:
         """The outputs that other outputs are computed from."""
@@ -147,7 +157,8 @@ class JointGraph:
         in other layouts, or inside autocast, which casts the backward's own ops. Of the outputs
         `retained` the whole gradient is wanted."""
         joint = replace(self.recorded, autocast=autocast, retained=retained)
-        with collector_at_rest(), outside_modes(), self.session.recorder.fake_mode:
+        answered = eager_layouts_answered()
+        with collector_at_rest(), outside_modes(), answered, self.session.recorder.fake_mode:
             return _with_backward(joint, tuple(tangents))
 
 

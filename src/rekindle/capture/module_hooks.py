@@ -104,7 +104,9 @@ def _laid_out(made: Any, like: torch.Tensor | None) -> torch.Tensor | None:
 
 def empty_like(like: torch.Tensor) -> torch.Tensor:
     """A new tensor in the same layout; one in which elements share memory becomes a dense one."""
-    if any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
+    if any(
+        stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)
+    ):
         return torch.empty(like.shape, dtype=like.dtype, device=like.device)
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
@@ -113,9 +115,7 @@ class ModuleHooks:
     """What stands in the graph of a call for the hooks of one call of a module. `record` is set by
     who follows that graph."""
 
-    def __init__(
-        self, module: nn.Module, hooks: Sequence[Any], pre_hooks: Sequence[Any]
-    ) -> None:
+    def __init__(self, module: nn.Module, hooks: Sequence[Any], pre_hooks: Sequence[Any]) -> None:
         self._module = weakref.ref(module)
         self._hooks = [ModuleHook(module, hook, False) for hook in hooks]
         self._pre_hooks = [ModuleHook(module, hook, True) for hook in pre_hooks]
@@ -125,10 +125,14 @@ class ModuleHooks:
     def are_those_of(self, module: Any) -> bool:
         """Whether it is this module, and has these hooks still, in their order."""
         hooks = module._get_backward_hooks()[0], module._get_backward_pre_hooks()
-        return all(
-            len(mine) == len(now) and all(m.is_now(module, h) for m, h in zip(mine, now, strict=True))
-            for mine, now in zip((self._hooks, self._pre_hooks), hooks, strict=True)
-        ) and self._module() is module
+        return (
+            all(
+                len(mine) == len(now)
+                and all(m.is_now(module, h) for m, h in zip(mine, now, strict=True))
+                for mine, now in zip((self._hooks, self._pre_hooks), hooks, strict=True)
+            )
+            and self._module() is module
+        )
 
     def setup_input_hook(self, args: Any) -> Any:
         """Begins with a call of the module, as torch does."""

@@ -11,7 +11,11 @@ MAKES_SPARSE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 
 
 def sparse_gradient(
-    indices: torch.Tensor, values: torch.Tensor, num_sparse: int, num_dense: int, size: Sequence[int]
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    num_sparse: int,
+    num_dense: int,
+    size: Sequence[int],
 ) -> torch.Tensor:
     """The sparse tensor of these parts. It holds them and not copies, as eager's does."""
     made: torch.Tensor = MAKES_SPARSE(

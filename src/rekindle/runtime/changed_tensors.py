@@ -171,9 +171,7 @@ class Changes:
                 if watch._version != before:
                     raise RuntimeError(f"{_MODIFIED} {self._output(slot)} has been written to.")
 
-    def retained(
-        self, step: "Step", grads: Sequence[torch.Tensor | None]
-    ) -> tuple[int, ...]:
+    def retained(self, step: "Step", grads: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
         """The outputs that retain their gradient and that the model went on computing from: the
         plan hands out that gradient, since autograd sees only what comes from outside of it. For
         hooks on such outputs, or where a caller asks for their gradient, it would be too late."""
@@ -267,15 +265,14 @@ class _Alone:
 
     __torch_unserialize__ = True  # a tensor that is saved does without it
 
-    def __init__(
-        self, changes: Changes, slot: int, out: "weakref.ref[torch.Tensor]"
-    ) -> None:
-        self.changes, self.slot, self.out = changes, slot, out
+    def __init__(self, changes: Changes, slot: int, out: "weakref.ref[torch.Tensor]") -> None:
+        # An output that is kept must not keep its plan: the step does, until its backward is over.
+        self.changes, self.slot, self.out = weakref.ref(changes), slot, out
 
     def __call__(self, _gradient: torch.Tensor) -> None:
-        out = self.out()
-        if out is not None and any(t is out for t in differentiated_now()):
-            raise self.changes._looks_inside(self.slot)
+        changes, out = self.changes(), self.out()
+        if changes is not None and any(t is out for t in differentiated_now()):
+            raise changes._looks_inside(self.slot)
 
 
 _MODIFIED = (

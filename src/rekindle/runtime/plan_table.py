@@ -97,10 +97,10 @@ class Entry:
         reading: Reading,
         layouts: dict[str, Layout],
         number: int,
-        order: tuple[int, ...] | None = None,
+        order: tuple[int | None, ...] | None = None,
     ) -> None:
         self.plan = plan
-        # Where the plan's inputs stand among those of this reading; None: in the same order.
+        # Which input of this reading each input of the plan's is, where another call was read.
         self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
@@ -121,7 +121,7 @@ class Entry:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
         if self.order is not None:
-            inputs = tuple([inputs[i] for i in self.order])
+            inputs = tuple([inputs[i or 0] for i in self.order])
         for i in self.plan.joint.made_to_require:
             inputs[i].requires_grad_()
         before, self.before = self.before, None
@@ -148,17 +148,6 @@ class Entry:
 
     def copied(self) -> "Entry":
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
-
-
-def _input_order(planned: JointGraph, read: JointGraph) -> tuple[int, ...] | None:
-    """For each input of the plan's call, where the other call, which runs the same ops, has it.
-    What Python reads first need not be read first by other Python."""
-    place = {node: i for i, node in enumerate(read.nodes)}
-    entry_at = {place[n]: i for i, n in enumerate(read.entries) if n is not None}
-    number = {node: i for i, node in enumerate(planned.nodes)}
-    # An input that no op reads is asked for by nobody.
-    order = tuple(0 if n is None else entry_at[number[n]] for n in planned.entries)
-    return None if order == tuple(range(len(read.entries))) else order
 
 
 def _number(entry: Entry) -> int:
@@ -251,7 +240,7 @@ class Manager:
                 continue  # gradients cannot arrive for outputs that it has not
             alike = joint.with_tangents(planned.tangents, planned.autocast, planned.retained)
             if alike.is_like(planned):
-                order = _input_order(planned, joint)
+                order = joint.inputs_of(planned)
                 found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found

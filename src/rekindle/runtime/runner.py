@@ -58,11 +58,12 @@ class Step:
 
     __slots__ = (
         *("env", "given", "gradients", "graphed", "holds", "is_rescued", "other", "rescue"),
-        *("residents", "retained", "saved", "tangents", "versions", "watches"),
+        *("residents", "retained", "_runner", "saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
-    def __init__(self, residents: list[torch.Tensor]) -> None:
+    def __init__(self, runner: "Runner", residents: list[torch.Tensor]) -> None:
+        self._runner: Runner | None = runner
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
         self.saved: list[Any] | None = None  # what the forward carries over
         self.env: list[Any] | None = None  # what the stretch before carries over
@@ -79,8 +80,15 @@ class Step:
         self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
 
+    @property
+    def runner(self) -> "Runner":
+        if self._runner is None:
+            raise _second_backward()
+        return self._runner
+
     def release(self) -> None:
-        """The backward is over: a loss that is kept must not keep its batch."""
+        """The backward is over: a loss that is kept must keep neither its batch nor its plan."""
+        self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
         self.rescue = self.holds = None
@@ -182,7 +190,7 @@ class Runner:
     ) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
         backward begins."""
-        step = Step(residents)
+        step = Step(self, residents)
         step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
@@ -210,8 +218,8 @@ class Runner:
         self.changes.begin(step, outs, link)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
-            link = _Stretch.apply(self, step, index, link, *leaves)
-        given = list(_Outputs.apply(self, step, outs, link))
+            link = _Stretch.apply(step, index, link, *leaves)
+        given = list(_Outputs.apply(step, outs, link))
         self.changes.watch_inner(given)
         for i in self.joint.marked:
             given[self.internal.index(i)].retain_grad()
@@ -247,8 +255,8 @@ class Runner:
                 step.release()
 
     def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them: autograd
-        has put there what came from outside of the plan, which is a part of it."""
+        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
+        autograd has put there what came from outside of the plan, which is a part of it."""
         if not self.joint.retained and (step.other is None or not step.other.joint.retained):
             return made
         whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
@@ -264,7 +272,11 @@ class Runner:
                 before = step.retained.get(slot)  # of an earlier backward of this step
                 step.retained[slot] = gradient if before is None else before + gradient
                 out.grad = step.retained[slot]
-        return [g for leaf, g in zip(self.leaves[index], made, strict=True) if leaf not in self.slot_of_output]
+        return [
+            g
+            for leaf, g in zip(self.leaves[index], made, strict=True)
+            if leaf not in self.slot_of_output
+        ]
 
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -406,27 +418,24 @@ def _second_backward() -> RuntimeError:
 
 class _Stretch(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, index: int, link: torch.Tensor, *_leaves: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, step: Step, index: int, link: torch.Tensor, *_leaves: Any) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step, index)
+        ctx.call = (step, index)
         return link.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        runner, step, index = ctx.call
+        step, index = ctx.call
         _refuse_double_backward()
-        return (None, None, None, None, *runner.backward(step, index))
+        return (None, None, None, *step.runner.backward(step, index))
 
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: Step, made: list[Any], _link: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step)
+        ctx.step = step
+        runner = step.runner
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
         outs = tuple(runner.changes.share_counters(made))
         step.given = [weakref.ref(out) for out in outs]
@@ -436,9 +445,9 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _refuse_double_backward()
-        runner, step = ctx.call
-        runner.choose_backward(step, grads)
-        return None, None, None, None
+        step: Step = ctx.step
+        step.runner.choose_backward(step, grads)
+        return None, None, None
 
 
 def _refuse_double_backward() -> None:

@@ -115,8 +115,8 @@ _TRACKER = "torch.utils.module_tracker"
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
-# Settings that torch's C++ reads where it chooses which op an op becomes, such as attention's. (What
-# an op does when it runs, the recorded op asks itself.)
+# Settings that torch's C++ reads where it chooses which op an op becomes, such as attention's. What
+# an op does when it runs, the recorded op asks itself.
 _SETTINGS: tuple[Callable[[], Any], ...] = tuple(
     getattr(torch._C, name)
     for name in (

@@ -27,6 +27,7 @@ from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 from rekindle.torch_compat.dynamo_guards import guarded_as_read
 from rekindle.torch_compat.dynamo_patches import attribute_reader
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
+from rekindle.torch_compat.fake_tensors import eager_layouts_answered
 from rekindle.torch_compat.prepared import Prepared, left_as_it_was
 
 
@@ -99,6 +100,7 @@ def answering(
     unguarded = Unguarded()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
+        stack.enter_context(eager_layouts_answered())
         stack.enter_context(_functions_answered(mark, returned, unguarded))
         stack.enter_context(_loggers_answered())
         stack.enter_context(_numbers_answered(ask))
