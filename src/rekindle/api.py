@@ -54,6 +54,7 @@ def plan(
     fuse: bool = DEFAULTS.fuse,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    fullgraph: bool = DEFAULTS.fullgraph,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -81,7 +82,8 @@ def plan(
     busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
-    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `fullgraph=True` refuses
+    a model whose code cannot be read in one piece, as `torch.compile` does with this option.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -119,6 +121,7 @@ def rematerialize(
     fuse: bool = DEFAULTS.fuse,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    fullgraph: bool = DEFAULTS.fullgraph,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.
