@@ -82,8 +82,9 @@ def plan(
     busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
-    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `fullgraph=True` refuses
-    a model whose code cannot be read in one piece, as `torch.compile` does with this option.
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    `fullgraph=True` refuses a model whose code cannot be read in one piece, as `torch.compile` does
+    with this option.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)

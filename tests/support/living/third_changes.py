@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
 
-@case("e9")
+@case("e9", quick=True)
 class WeightsSwappedWithTheirAverage(Living):
     """As an average of weights is tried out: `.data` goes there and back."""
 
@@ -292,7 +292,7 @@ class ArrayArgument(Living):
         return (data(step), numpy.linspace(0, step + 1, 12, dtype=numpy.float32)), {}
 
 
-@case("e10")
+@case("e10", quick=True)
 class FloatOfEachStep(Living):
     """A temperature that falls: another number in each step."""
 

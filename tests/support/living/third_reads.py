@@ -199,7 +199,7 @@ def cached_scale(key: int) -> float:
     return BASE[0] * key
 
 
-@case("e4", breaks=True)
+@case("e4", breaks=True, quick=True)
 class LruCache(Living):
     """What is cached stays after its origin has changed, until the cache is cleared."""
 
@@ -242,7 +242,7 @@ class WeakReference(Living):
             self.targets.clear()
 
 
-@case("e4")
+@case("e4", quick=True)
 class ChainOfMaps(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class ChainOfMaps(Living):
         self.maps.maps[0]["gain"] = 0.5
 
 
-@case("e4")
+@case("e4", quick=True)
 class OrderedDictTurned(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Missing(dict[str, float]):
         return self.other
 
 
-@case("e4")
+@case("e4", quick=True)
 class MissingKeyOfADict(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -388,7 +388,7 @@ class FractionAttribute(Living):
         self.part = fractions.Fraction(2, 3)
 
 
-@case("e4")
+@case("e4", quick=True)
 class ZeroChangesItsSign(Living):
     """0.0 == -0.0, and what is computed from them differs."""
 

@@ -19,7 +19,7 @@ class Attends(Living):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(64, HIDDEN)
 
 
-@case("e4")
+@case("e4", quick=True)
 class FlashAttentionSwitchedOff(Attends):
     """The switch for flash attention is read by torch's C++, out of sight of Python's guards."""
 
@@ -83,7 +83,7 @@ class MatmulPrecision(Living):
         torch.set_float32_matmul_precision("highest")
 
 
-@case("e4")
+@case("e4", quick=True)
 class FastPathOfAttention(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class FunctionReadsAGlobal(WithFunction):
         GAIN["gain"] = 0.5
 
 
-@case("e4", refusal="this no longer holds")
+@case("e4", refusal="this no longer holds", quick=True)
 class GlobalOfAFunctionBeforeTheBackward(WithFunction):
     """What the backward reads changes after the forward: eager reads it then."""
 
@@ -219,7 +219,7 @@ class FunctionAsksWhatIsNeeded(Living):
         self.weight.requires_grad_(False)
 
 
-@case("")
+@case("", quick=True)
 class CheckpointedSequence(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class GradientOfAStoredAndUsedActivation(Living):
         self.h = None
 
 
-@case("e11", refusal="or its gradient was asked for")
+@case("e11", refusal="or its gradient was asked for", quick=True)
 class GradientOfAStoredActivationAlone(GradientOfAStoredAndUsedActivation):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)
