@@ -94,6 +94,7 @@ class JointGraph:
 
     @property
     def forward_only(self) -> bool:
+        """Whether no backward was recorded, as under no_grad."""
         return not self.tangents
 
     def inputs_of(self, other: "JointGraph") -> tuple[int | None, ...]:

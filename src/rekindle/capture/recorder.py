@@ -104,6 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # ---- what enters the graph from outside
 
     def placeholder(self, fake: torch.Tensor, source: Source, real: torch.Tensor | None) -> fx.Node:
+        """A tensor that enters the graph; `real` is its data, where it has any."""
         node = self.graph.placeholder(f"{source.kind}_{source.index}")
         storage, num_bytes = self._bind(node, fake)
         set_facts(node, NodeFacts(fake, storage, num_bytes, source=source))
@@ -112,6 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that makes a tensor, or through which it entered."""
         node = self._node_of.get(id(tensor))
         if node is None:
             raise CaptureError(
@@ -131,6 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._storages.get(storage_key(tensor), NO_STORAGE)
 
     def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether some node stands for this tensor."""
         return id(tensor) in self._node_of
 
     def moved(self, node: fx.Node) -> bool:

@@ -34,19 +34,24 @@ class Plan(Protocol):
     keep_all_peak_bytes: int
 
     @property
-    def joint(self) -> JointGraph: ...
+    def joint(self) -> JointGraph:
+        """The graph of the call."""
 
     @property
-    def reading(self) -> Reading | None: ...
+    def reading(self) -> Reading | None:
+        """The call as it was read, with its guards."""
 
     @property
-    def late_runner(self) -> LateRunner: ...
+    def late_runner(self) -> LateRunner:
+        """What runs the plan, made when it is needed."""
 
     @property
-    def runner(self) -> Runner: ...
+    def runner(self) -> Runner:
+        """What runs the plan."""
 
     @property
-    def overhead(self) -> float: ...
+    def overhead(self) -> float:
+        """The share of time that recomputation adds."""
 
 
 class AnswerChanged(Exception):
@@ -147,6 +152,7 @@ class Entry:
             )
 
     def copied(self) -> "Entry":
+        """The same plan for a copied module, with a state of its own."""
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
 
 
@@ -204,6 +210,7 @@ class Manager:
         return self.first is None or not self.first.plan.joint.forward_only
 
     def add(self, plan: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
+        """Puts a plan in front; the least recently used one may go for it."""
         assert plan.reading is not None
         self._make_room()
         entry = Entry(plan, plan.reading, input_layouts(args, kwargs), self.num_made)
@@ -247,6 +254,7 @@ class Manager:
         return None
 
     def use(self, entry: Entry) -> None:
+        """Moves an entry to the front: the next call most likely is like this one."""
         if self.entries[0] is not entry:
             self.entries.remove(entry)
             self.entries.insert(0, entry)
