@@ -55,6 +55,7 @@ def plan(
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
+    fullgraph: bool = DEFAULTS.fullgraph,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -86,6 +87,8 @@ def plan(
     `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
     device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
     most so much host memory.
+    `fullgraph=True` refuses a model whose code cannot be read in one piece, as `torch.compile` does
+    with this option.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -124,6 +127,7 @@ def rematerialize(
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
+    fullgraph: bool = DEFAULTS.fullgraph,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.

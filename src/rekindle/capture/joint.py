@@ -94,7 +94,17 @@ class JointGraph:
 
     @property
     def forward_only(self) -> bool:
+        """Whether no backward was recorded, as under no_grad."""
         return not self.tangents
+
+    def inputs_of(self, other: "JointGraph") -> tuple[int | None, ...]:
+        """Which input of the call's graph each input of the other's is, of a graph that is like
+        this one; None of those that no op reads. Each reading counts them in an order of its own.
+        """
+        number = {node: i for i, node in enumerate(self.nodes)}
+        found = {number[node]: i for i, node in enumerate(self.entries) if node is not None}
+        number = {node: i for i, node in enumerate(other.nodes)}
+        return tuple([None if n is None else found[number[n]] for n in other.entries])
 
     @property
     def inner_outputs(self) -> set[int]:
@@ -279,6 +289,8 @@ def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor],
     that somebody else holds; the copy stands in the graph, where the plan can count it."""
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.layout is not torch.strided:
+            return gradient
         key = storage_key(gradient)
         strides_match = gradient.stride() == leaf.stride() or all(
             a == b or size == 1

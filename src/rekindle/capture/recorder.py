@@ -29,6 +29,7 @@ from rekindle.capture.node_facts import (
     set_facts,
     source_of,
 )
+from rekindle.capture.sparse_gradients import MAKES_SPARSE, sparse_gradient
 from rekindle.capture.subgraph import run_slice, slice_of
 from rekindle.capture.tensor_args import map_tensors
 from rekindle.errors import CaptureError
@@ -103,6 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # ---- what enters the graph from outside
 
     def placeholder(self, fake: torch.Tensor, source: Source, real: torch.Tensor | None) -> fx.Node:
+        """A tensor that enters the graph; `real` is its data, where it has any."""
         node = self.graph.placeholder(f"{source.kind}_{source.index}")
         storage, num_bytes = self._bind(node, fake)
         set_facts(node, NodeFacts(fake, storage, num_bytes, source=source))
@@ -111,6 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that makes a tensor, or through which it entered."""
         node = self._node_of.get(id(tensor))
         if node is None:
             raise CaptureError(
@@ -130,6 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._storages.get(storage_key(tensor), NO_STORAGE)
 
     def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether some node stands for this tensor."""
         return id(tensor) in self._node_of
 
     def moved(self, node: fx.Node) -> bool:
@@ -218,6 +222,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"{func} cannot run on fake tensors{_at(self.where())}: {_short(error)}; "
                 "give it a fake kernel with torch.library.register_fake"
             ) from error
+        if func is MAKES_SPARSE and self.phase == "backward":
+            self._record_sparse(args, out)
+            return out
         out = self._layouts.correct(func, args, kwargs, out)
         if not isinstance(out, (bool, int, float, str)):
             # A plain answer comes from shapes or from the build, not from data: no op to repeat.
@@ -236,6 +243,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
 
     def _node_arg(self, tensor: torch.Tensor) -> fx.Node:
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"the model goes on computing with a tensor of layout {tensor.layout}"
+                f"{_at(self.where())}, such as the sparse gradient of a table that is read twice; "
+                "use sparse=False, or manage the submodules around it one by one"
+            )
         node = self._node_of.get(id(tensor))
         if node is None or self.moved(node):
             return self._alias(tensor)
@@ -273,6 +286,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(item, torch.Tensor) and not self.knows(item):
                     part = add_call(self.graph, "call_function", operator.getitem, (node, i), {})
                     self._describe(part, item, is_new=True)
+
+    def _record_sparse(self, args: Any, out: torch.Tensor) -> None:
+        """A sparse gradient stands for its two dense parts: as a value it is their bytes."""
+        num_sparse, num_dense, size, indices, values = args
+        parts = (indices, values, num_sparse, num_dense, list(size))
+        node = add_call(self.graph, "call_function", sparse_gradient, self._nodes(parts), {})
+        num_bytes = sum(t.numel() * t.element_size() for t in (indices, values))
+        with outside_modes(), self.fake_mode:
+            like = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
+        self._node_of[id(out)] = node
+        self._alive.append(out)
+        self._describe(node, like, is_new=True)
 
     def call_hook(self, hook: ModuleHook, gave: Any, got: Any) -> list[Any]:
         """A backward hook of a module, as a call of the graph; nothing runs now."""

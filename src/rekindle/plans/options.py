@@ -56,6 +56,7 @@ class Options:
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
     offload: str | bool = False  # values moved to host memory; see `parse_offload`
+    fullgraph: bool = False  # a model whose code cannot be read in one piece is refused
 
     def __post_init__(self) -> None:
         # All of this is refused now, not after a minute of measuring.

@@ -34,19 +34,24 @@ class Plan(Protocol):
     keep_all_peak_bytes: int
 
     @property
-    def joint(self) -> JointGraph: ...
+    def joint(self) -> JointGraph:
+        """The graph of the call."""
 
     @property
-    def reading(self) -> Reading | None: ...
+    def reading(self) -> Reading | None:
+        """The call as it was read, with its guards."""
 
     @property
-    def late_runner(self) -> LateRunner: ...
+    def late_runner(self) -> LateRunner:
+        """What runs the plan, made when it is needed."""
 
     @property
-    def runner(self) -> Runner: ...
+    def runner(self) -> Runner:
+        """What runs the plan."""
 
     @property
-    def overhead(self) -> float: ...
+    def overhead(self) -> float:
+        """The share of time that recomputation adds."""
 
 
 class AnswerChanged(Exception):
@@ -97,10 +102,10 @@ class Entry:
         reading: Reading,
         layouts: dict[str, Layout],
         number: int,
-        order: tuple[int, ...] | None = None,
+        order: tuple[int | None, ...] | None = None,
     ) -> None:
         self.plan = plan
-        # Where the plan's inputs stand among those of this reading; None: in the same order.
+        # Which input of this reading each input of the plan's is, where another call was read.
         self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
@@ -121,7 +126,7 @@ class Entry:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
         if self.order is not None:
-            inputs = tuple([inputs[i] for i in self.order])
+            inputs = tuple([inputs[i or 0] for i in self.order])
         for i in self.plan.joint.made_to_require:
             inputs[i].requires_grad_()
         before, self.before = self.before, None
@@ -147,18 +152,8 @@ class Entry:
             )
 
     def copied(self) -> "Entry":
+        """The same plan for a copied module, with a state of its own."""
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
-
-
-def _input_order(planned: JointGraph, read: JointGraph) -> tuple[int, ...] | None:
-    """For each input of the plan's call, where the other call, which runs the same ops, has it.
-    What Python reads first need not be read first by other Python."""
-    place = {node: i for i, node in enumerate(read.nodes)}
-    entry_at = {place[n]: i for i, n in enumerate(read.entries) if n is not None}
-    number = {node: i for i, node in enumerate(planned.nodes)}
-    # An input that no op reads is asked for by nobody.
-    order = tuple(0 if n is None else entry_at[number[n]] for n in planned.entries)
-    return None if order == tuple(range(len(read.entries))) else order
 
 
 def _number(entry: Entry) -> int:
@@ -215,6 +210,7 @@ class Manager:
         return self.first is None or not self.first.plan.joint.forward_only
 
     def add(self, plan: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
+        """Puts a plan in front; the least recently used one may go for it."""
         assert plan.reading is not None
         self._make_room()
         entry = Entry(plan, plan.reading, input_layouts(args, kwargs), self.num_made)
@@ -251,13 +247,14 @@ class Manager:
                 continue  # gradients cannot arrive for outputs that it has not
             alike = joint.with_tangents(planned.tangents, planned.autocast, planned.retained)
             if alike.is_like(planned):
-                order = _input_order(planned, joint)
+                order = joint.inputs_of(planned)
                 found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found
         return None
 
     def use(self, entry: Entry) -> None:
+        """Moves an entry to the front: the next call most likely is like this one."""
         if self.entries[0] is not entry:
             self.entries.remove(entry)
             self.entries.insert(0, entry)

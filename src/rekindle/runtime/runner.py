@@ -36,6 +36,7 @@ from rekindle.runtime.rescue import (
     runner_with_more_room,
     written_residents,
 )
+from rekindle.runtime.retained_gradients import without_retained
 from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
@@ -86,6 +87,7 @@ class Step:
 
     @property
     def runner(self) -> "Runner":
+        """The plan that runs this step; none once its backward is over."""
         if self._runner is None:
             raise _second_backward()
         return self._runner
@@ -248,6 +250,7 @@ class Runner:
         return given
 
     def forward(self, step: Step) -> list[Any]:
+        """Runs the code of the forward; what the backward needs of it is left in the step."""
         residents = step.residents
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
@@ -268,13 +271,14 @@ class Runner:
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
+        """Runs one stretch of the backward: the gradients of its leaves, in their order."""
         if index > 0:
             if not step.versions:
                 raise _second_backward()
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._without_retained(step, index, self._gradients(step, index))
+            gradients = without_retained(self, step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -284,30 +288,6 @@ class Runner:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
                 step.release()
-
-    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
-        autograd has put there what came from outside of the plan, which is a part of it."""
-        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
-            return made
-        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
-        if step.other is not None:
-            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
-            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
-        for leaf, gradient in whole:
-            slot = self.slot_of_output.get(leaf)
-            out = None if slot is None else step.given[slot]()
-            if gradient is not None and out is not None and out.retains_grad:
-                assert slot is not None
-                gradient = gradient.clone(memory_format=torch.contiguous_format)
-                before = step.retained.get(slot)  # of an earlier backward of this step
-                step.retained[slot] = gradient if before is None else before + gradient
-                out.grad = step.retained[slot]
-        return [
-            g
-            for leaf, g in zip(self.leaves[index], made, strict=True)
-            if leaf not in self.slot_of_output
-        ]
 
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -340,6 +320,7 @@ class Runner:
             self.watch.abandon()
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
+        """One stretch of the schedule, on what the stretch before it left in the step."""
         if step.graphed and self.graphs is not None:
             gradients = self.graphs.backward(step, index)
             if gradients is not None:

@@ -63,6 +63,7 @@ with missing_names_explained():
     from rekindle.torch_compat.running import (
         as_eager_calls,
         eager_kernels,
+        outside_function_modes,
         outside_modes,
         recurrent_layers_call,
         run_saved_regions_plainly,
@@ -117,6 +118,7 @@ __all__ = [
     "nn_functions",
     "node_sequence_nr",
     "outputs_below",
+    "outside_function_modes",
     "outside_modes",
     "python_references",
     "pytree",

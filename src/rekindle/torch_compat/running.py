@@ -20,9 +20,11 @@ class eager_kernels:
     what its backward needs only then.
     """
 
-    __slots__ = ("_autocast", "_grad", "_guard")
+    __slots__ = ("_autocast", "_function_modes", "_grad", "_guard")
 
     def __enter__(self) -> None:
+        # What a mode makes of the model's calls stands in the graph already.
+        self._function_modes = _take_function_modes() if _num_function_modes() else []
         self._autocast = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
         for device in self._autocast:
             torch.set_autocast_enabled(device, False)
@@ -35,6 +37,30 @@ class eager_kernels:
         torch._C._set_grad_enabled(self._grad)
         for device in self._autocast:
             torch.set_autocast_enabled(device, True)
+        _put_function_modes(self._function_modes)
+
+
+_num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def _take_function_modes() -> list[Any]:
+    """The modes of `__torch_function__`, off the stack."""
+    return [torch._C._pop_torch_function_stack() for _ in range(_num_function_modes())]
+
+
+def _put_function_modes(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        torch._C._push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def outside_function_modes() -> Iterator[None]:
+    """Run as if no `torch.overrides.TorchFunctionMode` were on."""
+    modes = _take_function_modes()
+    try:
+        yield
+    finally:
+        _put_function_modes(modes)
 
 
 class as_eager_calls:
