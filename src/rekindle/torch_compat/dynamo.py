@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from rekindle.torch_compat.dynamo_answers import Unguarded
+from rekindle.torch_compat.dynamo_thrift import thrift
 from rekindle.torch_compat.prepared import Prepared
 from rekindle.torch_compat.running import outside_modes
 
@@ -221,6 +222,7 @@ def read_call(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
+        stack.enter_context(thrift())
         unguarded = stack.enter_context(adapt())
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
