@@ -100,6 +100,15 @@ class JointGraph:
         pairs = zip(self.constants, other.constants, strict=True)
         return all(a is b or torch.equal(a, b) for a, b in pairs)
 
+    def inputs_of(self, other: "JointGraph") -> tuple[int | None, ...]:
+        """Which input of the call's graph each input of the other's is, of a graph that is like
+        this one; None of those that no op reads. Each reading counts them in an order of its own.
+        """
+        number = {node: i for i, node in enumerate(self.nodes)}
+        found = {number[node]: i for i, node in enumerate(self.entries) if node is not None}
+        number = {node: i for i, node in enumerate(other.nodes)}
+        return tuple([None if n is None else found[number[n]] for n in other.entries])
+
     def _account(self) -> tuple[Any, ...]:
         number = {node: i for i, node in enumerate(self.nodes)}
 

@@ -87,11 +87,16 @@ class Entry:
 
     __slots__ = (
         *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan"),
-        *("reading", "unsettles"),
+        *("order", "reading", "unsettles"),
     )
 
     def __init__(
-        self, plan: Any, reading: Reading, layouts: dict[str, Layout], number: int
+        self,
+        plan: Any,
+        reading: Reading,
+        layouts: dict[str, Layout],
+        number: int,
+        order: tuple[int | None, ...] | None = None,
     ) -> None:
         self.plan = plan
         # What is to be done first at the next call, with what enters its graph.
@@ -100,6 +105,8 @@ class Entry:
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
         self.reading = reading
+        # Which input of this reading each input of the plan's is, where another call was read.
+        self.order = order
         self.layouts = layouts
         self.guards = reading.guards
         self.call = reading.replay(self._run)
@@ -111,6 +118,10 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        if self.reading.apart and len(set(map(id, inputs))) < len(inputs):
+            raise AnswerChanged("two of the tensors that forward reads are one now")
+        if self.order is not None:
+            inputs = tuple([inputs[i or 0] for i in self.order])
         before, self.before = self.before, None
         if before is not None:
             before(inputs)
@@ -122,7 +133,7 @@ class Entry:
         return runner.all_outputs(runner(residents), residents)
 
     def copied(self) -> "Entry":
-        return Entry(self.plan, self.reading, self.layouts, self.number)
+        return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
 
 
 def _number(entry: Entry) -> int:
@@ -214,7 +225,8 @@ class Manager:
             if len(joint.outputs) != len(planned.outputs):
                 continue  # gradients cannot arrive for outputs that it has not
             if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
-                found = Entry(entry.plan, reading, layouts, entry.number)
+                order = joint.inputs_of(planned)
+                found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found
         return None

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from rekindle.torch_compat.dynamo_answers import Unguarded
+from rekindle.torch_compat.dynamo_answers import Unguarded, asked
+from rekindle.torch_compat.dynamo_repeats import LOCAL, Repeats, repeated
 from rekindle.torch_compat.dynamo_thrift import thrift
 from rekindle.torch_compat.prepared import Prepared
 from rekindle.torch_compat.running import outside_modes
@@ -59,7 +60,7 @@ class GraphInput:
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_manager", "_prepared", "_surroundings", "_unwatched")
+    __slots__ = ("__weakref__", "_manager", "_prepared", "_repeats", "_surroundings", "_unwatched")
 
     def __init__(
         self,
@@ -67,11 +68,13 @@ class CallGuards:
         unwatched: list[str],
         surroundings: "_Surroundings",
         prepared: Prepared,
+        repeats: Repeats,
     ) -> None:
         self._manager = manager
         self._unwatched = unwatched
         self._surroundings = surroundings
         self._prepared = prepared
+        self._repeats = repeats
 
     def check(self, scope: dict[str, Any]) -> bool:
         self._prepared.again()
@@ -80,8 +83,8 @@ class CallGuards:
         if torch._C._len_torch_dispatch_stack():
             # A mode changes what a guard sees of a tensor, and not what the call does.
             with outside_modes():
-                return bool(self._manager.check(scope))
-        return bool(self._manager.check(scope))
+                return self._manager.check(scope) and self._repeats.check(scope)
+        return self._manager.check(scope) and self._repeats.check(scope)
 
     def failed(self, scope: dict[str, Any]) -> str | None:
         """The first guard that does not hold, as Dynamo writes it."""
@@ -93,8 +96,8 @@ class CallGuards:
             )
         with outside_modes():
             found = self._manager.check_verbose(scope)
-        if found.result:
-            return None
+            if found.result:
+                return self._repeats.different(scope)
         return " ".join(str(part) for part in found.verbose_code_parts[:1])
 
 
@@ -159,7 +162,9 @@ class Reading:
     guards: CallGuards
     replay: Callable[[Callable[..., Any]], Callable[..., Any]]  # of what runs the graph
     # Aspects of inputs that were read and that no guard is about: (input, attribute, value).
-    asked: tuple[tuple[int, str, Any], ...]
+    asked: tuple[tuple[int, str, Any], ...] = ()
+    # Whether no two inputs may be one tensor, which Dynamo's own guards see for some of them.
+    apart: bool = False
 
 
 # What each release leaves out by default, to check less at each call.
@@ -196,6 +201,20 @@ def read_call(
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
     changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
+    reading = _read_call(function, scope, adapt, getattr(scope["forward"], "__self__", None))
+    if reading.apart and len({id(given.value) for given in reading.inputs}) < len(reading.inputs):
+        # A tensor of a block that was not read itself is read elsewhere as well.
+        return _read_call(function, scope, adapt, None)
+    return reading
+
+
+def _read_call(
+    function: Callable[..., Any],
+    scope: Mapping[str, Any],
+    adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
+    model: Any,
+) -> Reading:
+    """Blocks of `model` that are alike are read once."""
     import torch._dynamo as dynamo
     from torch._dynamo import convert_frame
     from torch._dynamo.exc import TorchDynamoException
@@ -224,6 +243,7 @@ def read_call(
         stack.enter_context(config.patch(settings))
         stack.enter_context(thrift())
         unguarded = stack.enter_context(adapt())
+        repeats = stack.enter_context(repeated(model, asked, unguarded))
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
         modes = getattr(convert_frame, "torch_function_mode_stack_state_mgr", None)
@@ -232,30 +252,33 @@ def read_call(
         stack.enter_context(compile_context(CompileContext(convert_frame.get_compile_id({}))))
         try:
             output = convert_frame.compile_frame(
-                *(code, namespace, dict(scope), builtins.__dict__, ()),
+                *(code, namespace, {**scope, LOCAL: None}, builtins.__dict__, ()),
                 compiler_fn=backend,
                 one_graph=True,
                 restart_reasons=set(),
             )
         except TorchDynamoException as error:
             raise _graph_break(error) from error
+        made = Repeats(repeats, namespace)
         with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
-            guards = _guards(code, output.tracer_output.output_graph, unguarded, scope["forward"])
+            guards = _guards(
+                code, output.tracer_output.output_graph, unguarded, scope["forward"], made
+            )
     bytecode = output.bytecode
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
-        return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace), ())
+        return Reading(empty, (), guards, lambda _run: made.given(bytecode, namespace))
     graph, inputs = found[-1]
     index = {given.expression: i for i, given in enumerate(inputs)}
-    asked = tuple(
+    asked_of = tuple(
         (index[name], a, v) for (name, a), v in unguarded.aspects.items() if name in index
     )
     name = graph.meta.get("backend_id") or graph._backend_id
 
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
-        return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)
+        return made.given(bytecode, {**namespace, name: run})
 
-    return Reading(graph, inputs, guards, replay, asked)
+    return Reading(graph, inputs, guards, replay, asked_of, bool(made))
 
 
 def _empty_graph() -> fx.Graph:
@@ -282,7 +305,11 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
 
 
 def _guards(
-    code: types.CodeType, output_graph: Any, unguarded: Unguarded, forward: Any
+    code: types.CodeType,
+    output_graph: Any,
+    unguarded: Unguarded,
+    forward: Any,
+    repeats: Repeats,
 ) -> CallGuards:
     from torch._dynamo.guards import CheckFunctionManager
 
@@ -300,7 +327,8 @@ def _guards(
 
     manager = Manager(code, output_graph)
     surroundings = _Surroundings(forward, unguarded)
-    return CallGuards(manager.guard_manager, unwatched, surroundings, unguarded.prepared)
+    manager = manager.guard_manager
+    return CallGuards(manager, unwatched, surroundings, unguarded.prepared, repeats)
 
 
 @contextlib.contextmanager

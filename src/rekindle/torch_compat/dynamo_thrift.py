@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 
 @contextlib.contextmanager
@@ -40,6 +41,8 @@ def thrift() -> Iterator[None]:
         local_map = getattr(higher, "LocalMapWrappedHigherOrderVariable", None)
         if local_map is not None:
             put(local_map, "should_wrap_in_hop", _where_imported)
+        # Nobody calls the graph's own code: it is written when it is first needed.
+        stack.enter_context(_use_lazy_graph_module(True))
         yield
 
 
@@ -88,7 +91,7 @@ def _with_one_line(own: Any) -> Any:
     return preserve
 
 
-def _where_imported(own: classmethod) -> classmethod:
+def _where_imported(own: Any) -> Any:
     """Whether a value is one of a module is known where nobody has imported the module."""
 
     def is_wrapped(cls: Any, value: Any) -> bool:
