@@ -110,7 +110,8 @@ class _Walk:
                 raise _Different()
             self.pair(vars(a), vars(b), "")
         elif type(a) in _DICTS:
-            if len(a) != len(b):
+            # An order of its own, which changes without a pointer being another.
+            if len(a) != len(b) or (a and type(a) is OrderedDict):
                 raise _Different()
             for (k, v), (other, w) in zip(a.items(), b.items(), strict=True):
                 if type(k) is not type(other) or (k is not other and k != other):

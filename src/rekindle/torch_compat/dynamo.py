@@ -86,6 +86,11 @@ class CallGuards:
                 return self._manager.check(scope) and self._repeats.check(scope)
         return self._manager.check(scope) and self._repeats.check(scope)
 
+    @property
+    def num_repeated(self) -> int:
+        """Blocks of the model that were not read themselves."""
+        return self._repeats.num_blocks
+
     def failed(self, scope: dict[str, Any]) -> str | None:
         """The first guard that does not hold, as Dynamo writes it."""
         if self._unwatched:

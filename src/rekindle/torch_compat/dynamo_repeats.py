@@ -76,6 +76,10 @@ class Repeats:
     def __bool__(self) -> bool:
         return bool(self._found.tensors)
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self._found.pairs)
+
     def check(self, scope: dict[str, Any]) -> bool:
         """Whether a call of this scope repeats the blocks that were repeated when it was read. The
         guards of the others hold. Leaves the tensors in the scope."""
