@@ -56,7 +56,10 @@ def step(model: nn.Module, x: Tensor, seed: int) -> list[Tensor | None]:
     model.zero_grad()
     loss = model(x)
     loss.backward()
-    return [loss.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
+    return [
+        loss.detach(),
+        *(None if p.grad is None else p.grad.clone() for p in model.parameters()),
+    ]
 
 
 def check(model: nn.Module, change: Callable[[Any], Any] | None = None) -> None:

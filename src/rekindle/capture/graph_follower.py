@@ -77,6 +77,7 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        self._made: list[torch.Tensor] = []  # of numbers that enter the graph
         self.has_inner_inputs = False  # inputs that require grad and are no leaves
         self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
         self._devices: dict[torch.device, str] = {}
@@ -136,6 +137,7 @@ class Follower:
         """What stands in for an input of the graph."""
         if not isinstance(real, torch.Tensor):
             real = torch.tensor(real)
+            self._made.append(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
         with outside_modes():

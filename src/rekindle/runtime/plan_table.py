@@ -220,6 +220,7 @@ class Manager:
             joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
+        reading.held.clear()
         for entry in alike:
             planned = entry.plan.joint.recorded
             if len(joint.outputs) != len(planned.outputs):

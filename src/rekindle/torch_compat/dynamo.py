@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,20 @@ class GraphBreak(Exception):
         self.is_the_models = is_the_models  # eager would raise that error too
 
 
-@dataclass(frozen=True, slots=True)
 class GraphInput:
-    """What enters the graph: the expression that Dynamo gives for it, and its value now."""
+    """What enters the graph: the expression that Dynamo gives for it, and its value now. A tensor
+    is not kept alive."""
 
-    expression: str
-    value: Any
+    __slots__ = ("_value", "expression")
+
+    def __init__(self, expression: str, value: Any) -> None:
+        self.expression = expression
+        self._value = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: value
+
+    @property
+    def value(self) -> Any:
+        """None of a tensor that is gone."""
+        return self._value()
 
 
 class CallGuards:
@@ -170,6 +178,13 @@ class Reading:
     asked: tuple[tuple[int, str, Any], ...] = ()
     # Whether no two inputs may be one tensor, which Dynamo's own guards see for some of them.
     apart: bool = False
+    # The tensors among the inputs, until the plan is made: some are nobody else's.
+    held: list[Any] = field(default_factory=list)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the inputs still are."""
+        return all(given.value is not None for given in self.inputs)
 
 
 # What each release leaves out by default, to check less at each call.
@@ -232,8 +247,11 @@ def _read_call(
     namespace.update({name: known[name] for name in code.co_names if name in known})
     found: list[tuple[fx.GraphModule, tuple[GraphInput, ...]]] = []
 
+    held: list[Any] = []
+
     def backend(graph: fx.GraphModule, _examples: Any) -> Any:
         found.append((graph, _inputs(graph.graph)))
+        held[:] = [given.value for given in found[-1][1]]
         return _placeholder
 
     config = dynamo.config
@@ -264,7 +282,7 @@ def _read_call(
             )
         except TorchDynamoException as error:
             raise _graph_break(error) from error
-        made = Repeats(repeats, namespace)
+        made = Repeats(repeats, scope, namespace)
         with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
             guards = _guards(
                 code, output.tracer_output.output_graph, unguarded, scope["forward"], made
@@ -283,7 +301,7 @@ def _read_call(
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
         return made.given(bytecode, {**namespace, name: run})
 
-    return Reading(graph, inputs, guards, replay, asked_of, bool(made))
+    return Reading(graph, inputs, guards, replay, asked_of, bool(made), held)
 
 
 def _empty_graph() -> fx.Graph:

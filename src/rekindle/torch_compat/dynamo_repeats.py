@@ -13,7 +13,7 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +66,18 @@ class Repeats:
 
     __slots__ = ("_blocks", "_firsts", "_found", "_namespace", "_seen")
 
-    def __init__(self, found: "_Found", namespace: Mapping[str, Any]) -> None:
+    def __init__(
+        self, found: "_Found", scope: Mapping[str, Any], namespace: Mapping[str, Any]
+    ) -> None:
         self._found = found
         self._namespace = namespace
         self._blocks = _tuple_of(found.blocks)
         self._firsts = _tuple_of(found.firsts)
         self._seen: tuple[tuple[Unchanged, tuple[int, ...]], ...] = ()
+        if found.tensors:
+            with contextlib.suppress(*_NOT_THERE, ValueError):  # else they are compared at a call
+                self._see(self._now(scope), found.values)
+        found.values.clear()
 
     def __bool__(self) -> bool:
         return bool(self._found.tensors)
@@ -127,7 +133,7 @@ class Repeats:
             return f"{name} is like that of {self._found.blocks[first]}"
         return "the blocks of the model share nothing"
 
-    def _now(self, scope: dict[str, Any]) -> tuple[nn.Module, ...]:
+    def _now(self, scope: Mapping[str, Any]) -> tuple[nn.Module, ...]:
         return self._blocks({"L": scope, "G": self._namespace})
 
     def _tensors(self, scope: dict[str, Any]) -> list[torch.Tensor] | None:
@@ -154,18 +160,19 @@ class Repeats:
                     return None
                 likes.append(like)
             found = [likes[pair].tensors[id(firsts[i])] for pair, i in self._found.tensors]
-            now = Unchanged(blocks)
+            if len({*map(id, found), *map(id, firsts)}) < len(found) + len({*map(id, firsts)}):
+                return None  # two of them are one
+            self._see(blocks, found)
         except (*_NOT_THERE, ValueError):
             return None
-        if len({*map(id, found), *map(id, firsts)}) != len(found) + len({*map(id, firsts)}):
-            return None  # two of them are one
-        inside = now.tensors(blocks)
-        if inside is None:
-            return None
-        position = {id(t): i for i, t in enumerate(inside)}
-        at = tuple([position[id(t)] for t in found])
-        self._seen = ((now, at), *self._seen[: _MOST_KEPT - 1])
         return found
+
+    def _see(self, blocks: Sequence[nn.Module], tensors: list[torch.Tensor]) -> None:
+        """Remembers the blocks as they are now, and where in them the tensors are."""
+        now = Unchanged(blocks)
+        position = {id(t): i for i, t in enumerate(now.tensors(blocks) or ())}
+        at = tuple([position[id(t)] for t in tensors])
+        self._seen = ((now, at), *self._seen[: _MOST_KEPT - 1])
 
 
 def _tuple_of(expressions: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
@@ -183,6 +190,7 @@ class _Found:
     firsts: list[str] = field(default_factory=list)  # of tensors of blocks that were read
     pairs: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
     tensors: list[tuple[int, int]] = field(default_factory=list)  # the pair, and which of `firsts`
+    values: list[torch.Tensor] = field(default_factory=list)  # those tensors
 
 
 @contextlib.contextmanager
@@ -204,8 +212,10 @@ def repeated(model: Any, question: Any, noted: Any) -> Iterator[_Found]:
         if id(self.value) not in blocks or self.source is None or len(tx.output.tracers) > 1:
             return plainly()
         if found.output is not tx.output:  # Dynamo has begun anew
-            for part in (found.read, found.blocks, found.firsts, found.pairs, found.tensors):
+            for part in (found.read, found.blocks, found.firsts, found.pairs):
                 part.clear()
+            found.tensors.clear()
+            found.values.clear()
             found.output = tx.output
         return _Reader(found, tx, self, args, kwargs, question, noted).call(plainly)
 
@@ -497,6 +507,7 @@ class _Reader:
             found.firsts.append(expression)
         source = GetItemSource(LocalSource(LOCAL, is_input=True), len(found.tensors))
         found.tensors.append((len(found.pairs) - 1, found.firsts.index(expression)))
+        found.values.append(tensor)
         last = output.placeholders[-1]
         with output.graph.inserting_after(last):
             node = output.graph.placeholder(f"{LOCAL}_{len(found.tensors)}", type(tensor))

@@ -56,7 +56,8 @@ def test_a_copy_is_alike() -> None:
     first = Part()
     other = copy.deepcopy(first)
     found = alike(first, other)
-    assert isinstance(found, Alike) and not found.differing
+    assert isinstance(found, Alike)
+    assert not found.differing
     tensors = {id(a): b for a, b in zip(all_of(first), all_of(other), strict=True)}
     assert {k: id(v) for k, v in found.tensors.items()} == {k: id(v) for k, v in tensors.items()}
 
@@ -70,7 +71,8 @@ def test_what_differs_is_found(kind: str) -> None:
     first = Part()
     other, seen = copy.deepcopy(first), Unchanged([first])
     tensors = seen.tensors([first])
-    assert tensors is not None and {*map(id, tensors)} == {*map(id, all_of(first))}
+    assert tensors is not None
+    assert {*map(id, tensors)} == {*map(id, all_of(first))}
     CHANGES[kind](first)
     found = alike(first, other)
     assert isinstance(found, str) or found.differing
@@ -113,10 +115,12 @@ def test_negative_zero_and_kinds_of_numbers() -> None:
     for a, b in ((0.0, -0.0), (1, True), (1, 1.0), ("1", 1)):
         first.number, other.number = a, b
         found = alike(first, other)
-        assert isinstance(found, Alike) and found.differing == {"number"}
+        assert isinstance(found, Alike)
+        assert found.differing == {"number"}
     first.number = other.number = float("nan")
     found = alike(first, other)
-    assert isinstance(found, Alike) and not found.differing
+    assert isinstance(found, Alike)
+    assert not found.differing
 
 
 def test_what_was_watched_may_go() -> None:
