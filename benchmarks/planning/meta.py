@@ -2,8 +2,8 @@
 
     python benchmarks/planning/meta.py [--layers 24] [--batch 10] [-o FILE]
 
-The claim: a training step of GPT-2 medium whose peak is 77 GiB when it keeps everything plans in 5 s
-within 500 MiB of memory, torch and transformers included. Parameters and batch are on meta, the
+The claim: a training step of GPT-2 medium whose peak is 77 GiB when it keeps everything plans in
+5 s within 500 MiB of memory, torch and transformers included. Parameters and batch are on meta, the
 device is a description; no solver runs. `rss_mib` is that of the process before and after, `most`
 what it ever was.
 """

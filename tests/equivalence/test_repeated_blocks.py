@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.core import keep_all
-from rekindle.frontend import call_of, read
+from rekindle.pipeline import recorded
+from rekindle.plans.options import Options
 
 SHARED = {"scale": 1.0}
 
@@ -44,10 +45,7 @@ class Stack(nn.Module):
 
 
 def num_repeated(model: nn.Module, *args: Any) -> int:
-    def ask(*_given: Any) -> Any:
-        raise AssertionError("nothing is asked")
-
-    reading, _ = read(call_of(model.forward, args, {}, None), ask)
+    _, reading = recorded(Options(), model, args, {})
     return reading.guards.num_repeated
 
 
@@ -188,6 +186,9 @@ def mixed() -> dict[str, Callable[[Stack], Any]]:
     def frozen(m: Stack) -> None:
         m.blocks[2].up.weight.requires_grad_(False)
 
+    def twice(m: Stack) -> None:
+        m.blocks[2].norm.bias = m.blocks[2].norm.weight
+
     return {
         "scale": lambda m: setattr(m.blocks[2], "scale", 0.5),
         "a number in a list": lambda m: m.blocks[2].parts.__setitem__(0, 3.0),
@@ -202,7 +203,7 @@ def mixed() -> dict[str, Callable[[Stack], Any]]:
         "a negative zero": lambda m: setattr(m.blocks[2], "scale", -0.0),
         "an int for a float": lambda m: setattr(m.blocks[2], "scale", 1),
         "its own forward": lambda m: setattr(m.blocks[2], "forward", lambda x, *_a, **_k: x * 3.0),
-        "the same parameter twice": lambda m: setattr(m.blocks[2].norm, "bias", m.blocks[2].norm.weight),
+        "the same parameter twice": twice,
     }  # fmt: skip
 
 

@@ -12,22 +12,21 @@ import contextlib
 import functools
 import operator
 import re
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from rekindle.torch_compat.alike import alike, described
-from rekindle.torch_compat.unchanged import Unchanged
+from rekindle.torch_compat.dynamo_backward import source_name
+from rekindle.torch_compat.repeated_blocks import LOCAL, Found
 
-LOCAL = "repeated"  # of the function that Dynamo reads: the tensors of repeated blocks
 _FEWEST = 3  # siblings of one class that are worth a look
 _MOST_READ = 4  # blocks of one class that are read, each unlike the others
-_MOST_KEPT = 4  # models whose blocks were seen as they are: a copy of the first, for one
-_NOT_THERE = (KeyError, AttributeError, IndexError, TypeError)
+# What is read of Dynamo may be elsewhere in a release that nobody tried: blocks are read each then.
+_OF_ANOTHER_RELEASE = (AttributeError, TypeError, ImportError)
 _WORD = re.compile(r"\w+")
 
 
@@ -60,146 +59,13 @@ class _Block:
     words: frozenset[str]  # in what guards say
 
 
-class Repeats:
-    """The blocks of a call that were not read themselves: whether they are still as they were, or
-    like the block that was read for them, and the tensors in them."""
-
-    __slots__ = ("_blocks", "_firsts", "_found", "_namespace", "_seen")
-
-    def __init__(
-        self, found: "_Found", scope: Mapping[str, Any], namespace: Mapping[str, Any]
-    ) -> None:
-        self._found = found
-        self._namespace = namespace
-        self._blocks = _tuple_of(found.blocks)
-        self._firsts = _tuple_of(found.firsts)
-        self._seen: tuple[tuple[Unchanged, tuple[int, ...]], ...] = ()
-        if found.tensors:
-            with contextlib.suppress(*_NOT_THERE, ValueError):  # else they are compared at a call
-                self._see(self._now(scope), found.values)
-        found.values.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._found.tensors)
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._found.pairs)
-
-    def check(self, scope: dict[str, Any]) -> bool:
-        """Whether a call of this scope repeats the blocks that were repeated when it was read. The
-        guards of the others hold. Leaves the tensors in the scope."""
-        if not self:
-            return True
-        found = self._tensors(scope)
-        scope[LOCAL] = (self, found)
-        return found is not None
-
-    def tensors(self, scope: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors of the repeated blocks, in the order in which the graph takes them."""
-        if not self:
-            return []
-        whose, found = scope.get(LOCAL) or (None, None)
-        if whose is not self:
-            found = self._tensors(scope)
-        assert found is not None
-        given: list[torch.Tensor] = found
-        return given
-
-    def given(self, code: types.CodeType, names: dict[str, Any]) -> Callable[..., Any]:
-        """The function of this code, called with a scope in which the tensors may be."""
-        function = types.FunctionType(code, names)
-        if not self:
-            return functools.partial(function, **{LOCAL: ()})
-
-        def call(**scope: Any) -> Any:
-            return function(**{**scope, LOCAL: self.tensors(scope)})
-
-        return call
-
-    def different(self, scope: dict[str, Any]) -> str | None:
-        """The first block that is not like the one that was read for it."""
-        if not self or self._tensors(scope) is not None:
-            return None
-        for first, other, words in self._found.pairs:
-            name = self._found.blocks[other]
-            with contextlib.suppress(*_NOT_THERE):
-                blocks = self._now(scope)
-                like = alike(blocks[first], blocks[other])
-                part = like if isinstance(like, str) else "".join(sorted(like.differing & words))
-                if not part:
-                    continue
-                name = f"{name}.{part}"
-            return f"{name} is like that of {self._found.blocks[first]}"
-        return "the blocks of the model share nothing"
-
-    def _now(self, scope: Mapping[str, Any]) -> tuple[nn.Module, ...]:
-        return self._blocks({"L": scope, "G": self._namespace})
-
-    def _tensors(self, scope: dict[str, Any]) -> list[torch.Tensor] | None:
-        try:
-            blocks = self._now(scope)
-        except _NOT_THERE:
-            return None
-        for seen, at in self._seen:
-            inside = seen.tensors(blocks)
-            if inside is not None:
-                return [inside[i] for i in at]
-        return self._compared(scope, blocks)
-
-    def _compared(
-        self, scope: dict[str, Any], blocks: tuple[nn.Module, ...]
-    ) -> list[torch.Tensor] | None:
-        """As `_tensors`, where something in the blocks is new: they are compared again."""
-        try:
-            firsts = self._firsts({"L": scope, "G": self._namespace})
-            likes = []
-            for first, other, words in self._found.pairs:
-                like = alike(blocks[first], blocks[other])
-                if isinstance(like, str) or like.differing & words:
-                    return None
-                likes.append(like)
-            found = [likes[pair].tensors[id(firsts[i])] for pair, i in self._found.tensors]
-            if len({*map(id, found), *map(id, firsts)}) < len(found) + len({*map(id, firsts)}):
-                return None  # two of them are one
-            self._see(blocks, found)
-        except (*_NOT_THERE, ValueError):
-            return None
-        return found
-
-    def _see(self, blocks: Sequence[nn.Module], tensors: list[torch.Tensor]) -> None:
-        """Remembers the blocks as they are now, and where in them the tensors are."""
-        now = Unchanged(blocks)
-        position = {id(t): i for i, t in enumerate(now.tensors(blocks) or ())}
-        at = tuple([position[id(t)] for t in tensors])
-        self._seen = ((now, at), *self._seen[: _MOST_KEPT - 1])
-
-
-def _tuple_of(expressions: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    code = compile(f"({''.join(e + ', ' for e in expressions)})", "<blocks>", "eval")
-    return functools.partial(eval, code)
-
-
-@dataclass(slots=True)
-class _Found:
-    """What one attempt to read a call has repeated."""
-
-    output: Any = None  # Dynamo's, of this attempt
-    read: dict[type, list[_Block]] = field(default_factory=dict)
-    blocks: list[str] = field(default_factory=list)  # expressions
-    firsts: list[str] = field(default_factory=list)  # of tensors of blocks that were read
-    pairs: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
-    tensors: list[tuple[int, int]] = field(default_factory=list)  # the pair, and which of `firsts`
-    values: list[torch.Tensor] = field(default_factory=list)  # those tensors
-
-
 @contextlib.contextmanager
-def repeated(model: Any, question: Any, noted: Any) -> Iterator[_Found]:
+def repeated(model: Any, question: Any, noted: Any) -> Iterator[Found]:
     """Inside, Dynamo reads blocks of the model that are alike once. `question` is the target of
     nodes that stand for questions to the data; `noted` is what was read without a guard."""
     from torch._dynamo.variables import UnspecializedNNModuleVariable
 
-    found = _Found()
+    found = Found()
     blocks = blocks_of(model)
     read = UnspecializedNNModuleVariable.call_function
     if not blocks:
@@ -217,7 +83,11 @@ def repeated(model: Any, question: Any, noted: Any) -> Iterator[_Found]:
             found.tensors.clear()
             found.values.clear()
             found.output = tx.output
-        return _Reader(found, tx, self, args, kwargs, question, noted).call(plainly)
+        try:
+            reader = _Reader(found, tx, self, args, kwargs, question, noted)
+        except _OF_ANOTHER_RELEASE:
+            return plainly()
+        return reader.call(plainly)
 
     UnspecializedNNModuleVariable.call_function = call_function
     try:
@@ -233,7 +103,7 @@ class _Reader:
 
     def __init__(
         self,
-        found: _Found,
+        found: Found,
         tx: Any,
         variable: Any,
         args: Any,
@@ -322,6 +192,8 @@ class _Reader:
             if put or not is_new:
                 items = getattr(variable, "items", None)
                 content = [*map(id, items)] if isinstance(items, (list, dict)) else []
+                if isinstance(items, dict):
+                    content += map(id, items.values())
                 found[number] = ([(name, id(value)) for name, value in put.items()], content)
         return found
 
@@ -333,33 +205,36 @@ class _Reader:
         before = self._noted()
         guards = set(output.guards)
         out = plainly()
-        nodes = []
-        for node in reversed(output.graph.nodes):
+        with contextlib.suppress(*_OF_ANOTHER_RELEASE):
+            if before == self._noted() and (self._surroundings(), self._changes()) == self.state:
+                block = self._block(out, last, {*output.guards} - guards)
+                known.extend([] if block is None else [block])
+        return out
+
+    def _block(self, out: Any, last: fx.Node | None, guards: set[Any]) -> _Block | None:
+        """What was read: from the node after `last` on, with these guards more than before."""
+        nodes: list[fx.Node] = []
+        for node in reversed(self.output.graph.nodes):
             if node is last:
                 break
             if node.op != "placeholder":
                 nodes.append(node)
         nodes.reverse()
-        if before != self._noted() or (self._surroundings(), self._changes()) != self.state:
-            return out
         result = self._result(out, set(nodes))
         if result is None or not all(map(self._is_repeatable, nodes)):
-            return out
-        words = self._words([g for g in output.guards if g not in guards])
-        if words is not None:
-            given, arguments = self.given, tuple(self.arguments)
-            known.append(
-                _Block(
-                    *(self.module, self._expression(), self._path(), given, arguments),
-                    *(tuple(nodes), result, self.state, words),
-                )
-            )
-        return out
+            return None
+        words = self._words(guards)
+        if words is None:
+            return None
+        return _Block(
+            *(self.module, self._expression(), self._path(), self.given, tuple(self.arguments)),
+            *(tuple(nodes), result, self.state, words),
+        )
 
     def _noted(self) -> Any:
         """What repeating a block would leave out."""
         noted = self.noted
-        unguarded = (len(noted.aspects), noted.prepared.num_calls)
+        unguarded = (len(noted.aspects), len(noted.later), noted.prepared.num_calls)
         effects = self.output.side_effects
         done = (len(effects.tensor_hooks), len(effects.save_for_backward))
         drawn = len(self.output.random_calls)
@@ -369,7 +244,7 @@ class _Reader:
         target = node.target
         if node.op == "call_module" or isinstance(target, torch._ops.HigherOrderOperator):
             return False
-        return target is not self.question
+        return target is not self.question and target != "requires_grad_"
 
     def _result(self, out: Any, nodes: set[fx.Node]) -> Any:
         """What a call returns, in nodes; None where it is of another kind."""
@@ -396,13 +271,13 @@ class _Reader:
         others = {id(n.meta.get("example_value")) for n in node.all_input_nodes}
         return id(example) not in others
 
-    def _words(self, new: list[Any]) -> frozenset[str] | None:
+    def _words(self, new: set[Any]) -> frozenset[str] | None:
         """What guards speak of, all of them: a block may have been read in part before. None where
         one is about which object it is that stands in the block."""
         own = self._own_objects()
         scope = {"L": self.tx.output.root_tx.f_locals, "G": self.tx.output.root_tx.f_globals}
         for guard in new:
-            kind, name = guard.create_fn_name(), _name(guard.originating_source)
+            kind, name = guard.create_fn_name(), source_name(guard.originating_source)
             if kind in ("TENSOR_MATCH", "TYPE_MATCH", "EQUALS_MATCH", "CONSTANT_MATCH") or not name:
                 continue
             try:
@@ -415,7 +290,7 @@ class _Reader:
                 return None
         words: set[str] = set()
         for guard in self.output.guards:
-            words.update(_WORD.findall(_name(guard.originating_source)))
+            words.update(_WORD.findall(source_name(guard.originating_source)))
         return frozenset(words)
 
     def _own_objects(self) -> set[int]:
@@ -425,11 +300,11 @@ class _Reader:
         return found
 
     def _expression(self) -> str:
-        return _name(self.variable.source)
+        return source_name(self.variable.source)
 
     def _path(self) -> str:
         source = self.variable.get_nn_module_stack_source()
-        return re.sub(r"\._(?:modules)\[(['\"])([^'\"\]]+)\1\]", r".\2", _name(source))
+        return re.sub(r"\._(?:modules)\[(['\"])([^'\"\]]+)\1\]", r".\2", source_name(source))
 
     # ---- a block that is like one that was read
 
@@ -502,7 +377,7 @@ class _Reader:
 
         found, output = self.found, self.output
         argument = like.meta["grapharg"]
-        expression = _name(argument.source)
+        expression = source_name(argument.source)
         if expression not in found.firsts:
             found.firsts.append(expression)
         source = GetItemSource(LocalSource(LOCAL, is_input=True), len(found.tensors))
@@ -534,8 +409,3 @@ def _is_tensor(variable: Any) -> bool:
     from torch._dynamo.variables import TensorVariable
 
     return isinstance(variable, TensorVariable)
-
-
-def _name(source: Any) -> str:
-    name = source.name  # a method, until torch 2.11
-    return str(name() if callable(name) else name)
