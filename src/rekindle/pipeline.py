@@ -106,7 +106,7 @@ def plan_call(
     at_least = 0
     if first is not None and is_fraction(options.budget):
         at_least = first.budget_bytes or 0
-    sample = sample_of(joint, [given.value for given in reading.inputs])
+    sample = _sample(joint, reading)
     name = type(model).__name__
     record, captured = plan_joint(options, joint, name, sample, given, at_least, reading)
     made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
@@ -281,7 +281,7 @@ def capture_for(
             "move the model or make a new plan"
         )
     joint, reading = captured(options, model, args, kwargs)
-    sample = sample_of(joint, [given.value for given in reading.inputs])
+    sample = _sample(joint, reading)
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
     problem = replace(problem, transfers=record.problem.transfers)
@@ -335,6 +335,7 @@ def recorded(
         # Answers that the data gave may be others by now.
         if (
             with_loss is has_loss
+            and reading.is_there
             and not DataGuards(joint).scalars
             and reading.guards.check(call.scope)
         ):
@@ -346,6 +347,13 @@ def recorded(
         joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
     known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading
+
+
+def _sample(joint: JointGraph, reading: Reading) -> Sample | None:
+    """What a step of the call that was read can be measured on; the reading lets go of it."""
+    sample = sample_of(joint, [given.value for given in reading.inputs])
+    reading.held.clear()
+    return sample
 
 
 def _captured_told(

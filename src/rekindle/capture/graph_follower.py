@@ -80,6 +80,7 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        self._made: list[torch.Tensor] = []  # of numbers that enter the graph
         # Nodes of the graph whose tensors forward makes to require grad.
         self.made_to_require: list[fx.Node] = []
         self.has_inner_inputs = False  # inputs that require grad and are no leaves
@@ -143,6 +144,7 @@ class Follower:
         """What stands in for an input of the graph."""
         if not isinstance(real, torch.Tensor):
             real = torch.tensor(real)
+            self._made.append(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
         with outside_modes():

@@ -9,6 +9,8 @@ launch, in eager's order, in-place ops included, forward and backward alike. A q
 import functools
 import operator
 import sys
+import weakref
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +91,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.phase: Phase = "forward"
         self.module_path: list[str] = [""]
         self.line = ""  # the source line of what runs, where no frame of it can be seen
-        self.reals: dict[fx.Node, torch.Tensor] = {}
+        # Not kept alive: this lives as long as the plan, the sample only while it is planned.
+        self.reals: MutableMapping[fx.Node, torch.Tensor] = weakref.WeakValueDictionary()
         self.constants: list[torch.Tensor] = []
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
@@ -110,6 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         set_facts(node, NodeFacts(fake, storage, num_bytes, source=source))
         if real is not None:
             self.reals[node] = real
+            if source.kind == "constant":
+                self._alive.append(real)
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -184,7 +189,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 )
             fake = self.fake_mode.from_tensor(real, static_shapes=True)
             self._constant_of[id(real)] = fake
-            self._alive.append(real)
             source = Source("constant", f"constant_{len(self.constants)}", len(self.constants))
             self.constants.append(real)
             self.placeholder(fake, source, real)

@@ -114,6 +114,8 @@ class Entry:
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
         self.reading = reading
+        # Which input of this reading each input of the plan's is, where another call was read.
+        self.order = order
         self.layouts = layouts
         self.guards = reading.guards
         self.call = reading.replay(self._run)
@@ -125,6 +127,8 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        if self.reading.apart and len(set(map(id, inputs))) < len(inputs):
+            raise AnswerChanged("two of the tensors that forward reads are one now")
         if self.order is not None:
             inputs = tuple([inputs[i or 0] for i in self.order])
         for i in self.plan.joint.made_to_require:
@@ -241,6 +245,7 @@ class Manager:
             joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
+        reading.held.clear()
         for entry in entries:
             planned = entry.plan.joint.recorded
             if len(joint.outputs) != len(planned.outputs):
