@@ -134,7 +134,7 @@ class _Planning:
             target -= excess + budget // 500
             found = solution.schedule
         return dataclasses.replace(
-            solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
+            solution, schedule=None, smallest=solution.schedule, status=Status.TIME_LIMIT
         ), False
 
     def smallest(self, also: Schedule | None, limit_s: float) -> Schedule:

@@ -138,9 +138,10 @@ def staged_solution(
         stopped_by=result.stopped_by,
         notes=(f"optimality and bound: over {space}",),
         proven_infeasible=result.infeasible,
+        space=space,
     )
     if solution.schedule is None:
-        return without_schedule(problem, budget, solution)
+        return solution
     cost = simulate(problem, solution.schedule).cost
     if cost < result.bound:
         return solution
@@ -148,15 +149,6 @@ def staged_solution(
         message = f"proven optimal over {space}"
         return replace(solution, status=Status.OPTIMAL, bound=cost, message=message)
     return replace(solution, status=Status.FEASIBLE, bound=result.bound)
-
-
-def without_schedule(problem: Problem, budget: int, solution: Solution) -> Solution:
-    """A search that ended at its time limit with nothing says so, unless the budget is
-    infeasible by inspection."""
-    ended = solution.schedule is None and solution.stopped_by == "time limit"
-    if ended and budget >= trivial_floor(problem):
-        return replace(solution, status=Status.TIME_LIMIT, message="")
-    return solution
 
 
 def cheapest_staged(

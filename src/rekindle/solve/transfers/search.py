@@ -93,7 +93,7 @@ def _not_found(problem: Problem, budget: int, solution: Solution) -> Solution:
     if solution.status is not Status.INFEASIBLE or budget < trivial_floor(problem):
         return solution
     message = "no schedule within the budget was found, with values moved to the host or without"
-    return replace(solution, message=message, bound=None)
+    return replace(solution, status=Status.TIME_LIMIT, message=message, bound=None)
 
 
 def _too_large(problem: Problem) -> bool:
