@@ -37,7 +37,6 @@ from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.lower_bound import best_bound
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.staged_milp import StagedModel
-from rekindle.solve.staged.start_schedules import listed_starts
 from rekindle.solve.staged.staged_space import (
     UNCAPPED,
     Bools,
@@ -46,6 +45,7 @@ from rekindle.solve.staged.staged_space import (
     runs_for_kept,
     staged_like,
 )
+from rekindle.solve.staged.start_schedules import listed_starts
 
 SPACE = "schedules that keep the listed order, in stages"
 _TOLERANCE = 1e-6  # of the scaled objective: what HiGHS takes for zero
