@@ -55,6 +55,7 @@ class Options:
     max_plans: int = 8  # of one managed module
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
+    count_gradients: bool = True  # else the gradients of parameters come on top of `budget`
 
     def __post_init__(self) -> None:
         # All of this is refused now, not after a minute of measuring.
