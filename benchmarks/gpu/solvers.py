@@ -1,17 +1,17 @@
 """Every method of the papers on the papers' models, run by the same runtime.
 
     python benchmarks/gpu/solvers.py --deadline 170 --out "$OUT/solvers.jsonl"
-    python benchmarks/gpu/solvers.py --device cpu --small --limit 2 --deadline 100 --out /tmp/s.jsonl
+    python benchmarks/gpu/solvers.py --device cpu --small --limit 2 --out /tmp/s.jsonl
     python benchmarks/gpu/solvers.py --table --out benchmarks/gpu/solvers.jsonl
 
 Models: those of HiRemate's Table 4 (benchmarks/hiremate/models.py) and GPT-2 medium with 4 x 512
-tokens of Rockmate's App. E. Budgets: 50 and 30 % of the plain peak without the parameters' gradients
-(`count_gradients=False`, as the papers count), and what checkpointing each block needs. Each case is
-planned with a limit on the solver's time, runs some steps, and is measured: peak, time of a step
-beside eager's, planning time; its gradients are compared with eager's, bitwise.
+tokens of Rockmate's App. E. Budgets: 50 and 30 % of the plain peak, the parameters'
+gradients on top (`count_gradients=False`, as the papers count), and what checkpointing each block
+needs. Each case is planned with a limit on the solver's time, runs some steps, and is measured:
+peak, time of a step beside eager's, planning time; its gradients are compared bitwise.
 
-One record is written as each case ends (JSON lines). A case that has one in `--out` or `--stored` is
-not run again, so the same command goes on where the last one stopped. A case begins only before
+One record is written as each case ends (JSON lines). A case that has one in `--out` or `--stored`
+is not run again, so the same command goes on where the last one stopped. A case begins only before
 `--deadline`, and cases that could not end by then get less time for their solver.
 """
 
@@ -165,7 +165,7 @@ def run_all(args: argparse.Namespace) -> None:
             return
         try:
             cases = Cases(name, make, args)
-        except Exception as error:  # noqa: BLE001 - one model must not end the others
+        except Exception as error:
             write(args.out, {"model": name, "budget": "", "solver": "", "error": brief(error)})
             continue
         for budget, solver in wanted:
@@ -177,7 +177,7 @@ def run_all(args: argparse.Namespace) -> None:
             except RekindleError as error:  # an answer: refused, or nothing within the budget
                 record = {"model": name, "budget": budget, "solver": solver}
                 record["none"] = brief(error)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:
                 record = {"model": name, "budget": budget, "solver": solver, "error": brief(error)}
             write(args.out, record)
         del cases

@@ -61,7 +61,7 @@ def measure(name: str, share: float, solver: str, seconds: float) -> dict:
     }
 
 
-def table() -> None:
+def table(solver: str) -> None:
     auto = auto_rows()
     near = 0
     for record in records(PATH):
@@ -69,7 +69,9 @@ def table() -> None:
         if key not in auto:
             continue
         ours = record["overhead"]
-        near += ours is not None and ours <= 1.1 * auto[key]
+        near += record["solver"] == solver and ours is not None and ours <= 1.1 * auto[key]
+        if record["solver"] != solver:
+            continue
         print(f"{key[0]:24} {key[1]:4.0%} {record['solver']} {ours} auto {auto[key]:.2f}")
     print(f"within 10 % of auto: {near} of {len(auto)} rows")
 
@@ -82,7 +84,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="PROBLEM:BUDGET")
     options = parser.parse_args()
     if options.table:
-        table()
+        table(options.solver)
         return
     cases = [tuple(case.split(":")) for case in options.cases] or sorted(auto_rows())
     done = {(r["problem"], r["budget"], r["solver"]) for r in records(PATH)}
