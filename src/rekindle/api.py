@@ -56,6 +56,7 @@ def plan(
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
     fullgraph: bool = DEFAULTS.fullgraph,
+    count_gradients: bool = DEFAULTS.count_gradients,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -72,7 +73,8 @@ def plan(
     `optimizer` (an optimizer, or a name such as "adamw") and `headroom` are subtracted from it.
     `device_profile` names a device description to plan for instead of this machine's device.
     `hold_outputs=False` assumes that the caller drops all outputs but the loss before the backward,
-    as `model(...).loss.backward()` does.
+    as `model(...).loss.backward()` does. With `count_gradients=False` the gradients of parameters
+    come on top of `budget`, as where they are allocated already.
     `loss_fn(output, *loss_args)` becomes part of the call, which then returns the loss:
     `managed(x, loss_args=(target,))`; `loss_args` here are the sample's. The memory of a loss that
     is computed outside is not counted, except for the gradients that it passes back.
@@ -128,6 +130,7 @@ def rematerialize(
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
     fullgraph: bool = DEFAULTS.fullgraph,
+    count_gradients: bool = DEFAULTS.count_gradients,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.

@@ -215,7 +215,9 @@ def plan_joint(
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
-            budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
+            on_top = 0 if options.count_gradients else predictor.parameter_gradients_bytes
+            rest = max(1, predictor.keep_all_bytes - on_top)
+            budget = max(at_least, parse_budget(options.budget, rest) + on_top)
         problem, choice = _chosen(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
         milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")

@@ -131,6 +131,12 @@ def _search(parser: argparse.ArgumentParser) -> None:
         help=GAP_HELP,
     )
     parser.add_argument(
+        "--no-count-gradients",
+        dest="count_gradients",
+        action="store_false",
+        help="the gradients of parameters come on top of the budget",
+    )
+    parser.add_argument(
         "--best-effort",
         action="store_true",
         help="where the budget cannot be met, take the smallest peak found and say so",

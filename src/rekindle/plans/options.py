@@ -57,6 +57,7 @@ class Options:
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
     offload: str | bool = False  # values moved to host memory; see `parse_offload`
     fullgraph: bool = False  # a model whose code cannot be read in one piece is refused
+    count_gradients: bool = True  # else the gradients of parameters come on top of `budget`
 
     def __post_init__(self) -> None:
         # All of this is refused now, not after a minute of measuring.

@@ -159,7 +159,7 @@ def verify_solution(problem: Problem, budget: int, solution: Solution) -> Soluti
     if trace.peak > budget:
         return replace(
             solution,
-            status=Status.INFEASIBLE,
+            status=Status.TIME_LIMIT,
             schedule=None,
             smallest=solution.smallest or solution.schedule,
             message=solution.message
@@ -181,9 +181,11 @@ def best_solution(
     stopped_by: str = "",
     notes: tuple[str, ...] = (),
     proven_infeasible: bool = False,
+    space: str = "",
 ) -> Solution:
     """The Solution that some found schedules amount to: the cheapest within the budget (ties: the
-    smaller peak), or infeasible with the smallest peak among them."""
+    smaller peak). Where none is within it, the smallest peak among them: infeasible where that is
+    proven, over the `space` of the method if it has one, else nothing found."""
     best: tuple[int, int, Schedule] | None = None
     smallest: tuple[int, int, Schedule] | None = None
     for ops in candidates:
@@ -206,14 +208,17 @@ def best_solution(
     # Nothing fits. What is said about it goes from the strongest statement down: a proof by
     # inspection, a proof over the space of the solver, no proof.
     floor = trivial_floor(problem)
-    if proven_infeasible or budget < floor:
-        message = f"proven: no schedule of this space has a peak of {budget} or less"
+    proven = proven_infeasible or budget < floor
+    if proven:
+        message = f"proven: no schedule has a peak of {budget} or less"
+        if space:
+            message = f"proven over {space}: none has a peak of {budget} or less"
         if budget < floor:
             message = f"proven: some op or all outputs alone need {floor}, the budget is {budget}"
     else:
         message = "no schedule within the budget was found; that is not a proof that there is none"
     return Solution(
-        status=Status.INFEASIBLE,
+        status=Status.INFEASIBLE if proven else Status.TIME_LIMIT,
         schedule=None,
         solver=solver,
         message=message,

@@ -349,7 +349,7 @@ def run_constrained(
     if best is None:
         return replace(
             solution,
-            status=Status.INFEASIBLE,
+            status=Status.TIME_LIMIT,
             schedule=None,
             smallest=mapped,
             bound=None,
