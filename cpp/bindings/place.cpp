@@ -1,0 +1,71 @@
+// The placement of blocks: the caching allocator as a model, and offsets in one range.
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "place/caching_pool.h"
+
+namespace rekindle {
+
+namespace {
+
+void check_events(const PoolEvents& events) {
+    if (!are_valid(events))
+        throw std::invalid_argument("an event gives back what is not there, or is 0");
+}
+
+}  // namespace
+
+void bind_place(nb::module_& m) {
+    nb::class_<PoolRules>(m, "PoolRules", "The caching allocator's settings, in bytes.")
+        .def(
+            "__init__",
+            [](PoolRules* self, bool expandable, std::int64_t large_segment, std::int64_t divisions,
+               std::int64_t max_split, std::int64_t max_rounding) {
+                new (self) PoolRules{expandable, large_segment, divisions, max_split, max_rounding};
+            },
+            "expandable"_a = false, "large_segment"_a = PoolRules{}.large_segment,
+            "divisions"_a = 0, "max_split"_a = PoolRules{}.max_split,
+            "max_rounding"_a = PoolRules{}.max_rounding);
+    nb::class_<CachingPool>(m, "CachingPool", "The caching allocator, request by request.")
+        .def(nb::init<const PoolRules&>(), "rules"_a)
+        .def("reserve", &CachingPool::reserve, "size"_a)
+        .def("allocate", &CachingPool::allocate, "request"_a, "The number of the block.")
+        .def("release", &CachingPool::release, "block"_a)
+        .def("block_bytes", &CachingPool::block_bytes, "block"_a)
+        .def_prop_ro("allocated_bytes", &CachingPool::allocated)
+        .def_prop_ro("reserved_bytes", &CachingPool::reserved)
+        .def_prop_ro("peak_bytes", &CachingPool::peak_allocated);
+    nb::class_<Replay>(m, "Replay")
+        .def_ro("base_allocated", &Replay::base_allocated)
+        .def_ro("base_reserved", &Replay::base_reserved)
+        .def_ro("peak_allocated", &Replay::peak_allocated)
+        .def_ro("peak_reserved", &Replay::peak_reserved)
+        .def_ro("large_reserved", &Replay::large_reserved);
+    m.def(
+        "replay",
+        [](const PoolRules& rules, std::vector<std::int64_t> events, std::vector<std::int64_t> held,
+           std::vector<std::int64_t> arena, std::int32_t repeats) {
+            check_events(events);
+            nb::gil_scoped_release release;
+            return replay(rules, arena, held, events, repeats);
+        },
+        "rules"_a, "events"_a, "held"_a, "arena"_a, "repeats"_a,
+        "Requests (positive: bytes) and releases (-k: of the k-th request) as the caching "
+        "allocator serves them, beside blocks that are held and with free segments that are there "
+        "before; so often, and all is given back after each time.");
+    m.def(
+        "smallest_arena",
+        [](const PoolRules& rules, std::vector<std::int64_t> events) {
+            check_events(events);
+            nb::gil_scoped_release release;
+            return smallest_arena(rules, events);
+        },
+        "rules"_a, "events"_a,
+        "The bytes of the smallest single segment that serves all large requests of the events.");
+}
+
+}  // namespace rekindle
