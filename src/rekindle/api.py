@@ -52,6 +52,7 @@ def plan(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
 ) -> Plan:
@@ -81,7 +82,8 @@ def plan(
     busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
-    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=False` lets
+    steps on a GPU allocate as eager does, instead of from one segment of their own.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -117,6 +119,7 @@ def rematerialize(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
 ) -> nn.Module:

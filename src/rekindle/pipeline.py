@@ -53,6 +53,7 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
 from rekindle.runtime.measured_step import Sample, sample_of
+from rekindle.runtime.rescue import empty_cache
 from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess, with_excess
 from rekindle.solve.progress import Progress, milestone, report
 from rekindle.solving import Choice, choose
@@ -204,7 +205,7 @@ def plan_joint(
     the device budget, resolved."""
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, name, sample)
-        predictor = Predictor(program, profile, problem)
+        predictor = Predictor(program, profile, problem, options.arena and not options.cuda_graph)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
@@ -235,7 +236,7 @@ def correct_plan(
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
-        predictor = Predictor(program, profile, problem)
+        predictor = Predictor(program, profile, problem, options.arena and not options.cuda_graph)
         choice = choose(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
@@ -408,7 +409,9 @@ def _formulated(
         on_progress=listener,
     )
     if description is None and is_there(joint.device):
-        profile = measured_in_place(options, program, profile, sample, listener)
+        known, profile = profile, measured_in_place(options, program, profile, sample, listener)
+        if profile is not known:
+            empty_cache(joint.device)  # of what measuring made
     milestone(f"profiled {profile.summary()}")
     if profile.is_noisy:
         log.warning(
@@ -484,4 +487,5 @@ def _late_runner(
         options.cuda_graph,
         limit,
         num_corrections,
+        options.arena,
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
 from rekindle.core import Problem, Schedule, keep_all, simulate
-from rekindle.predict.caching_allocator import pool_peak
+from rekindle.predict.caching_allocator import pool_peak, reserved_peak, smallest_arena
 from rekindle.predict.step_measurement import Prediction
 from rekindle.profile.base import Profile
-from rekindle.profile.block_sizes import blocks_of, expandable_segments
+from rekindle.profile.block_sizes import ROUND, blocks_of, expandable_segments
 from rekindle.profile.profiler import stream_sums
 from rekindle.program import Program, charged_nodes
 
@@ -26,6 +26,7 @@ class Predictor:
     program: Program
     profile: Profile
     problem: Problem
+    has_arena: bool = True  # the step may have a segment of its own
 
     @functools.cached_property
     def keep_all_bytes(self) -> int:
@@ -47,6 +48,23 @@ class Predictor:
             return ones + trace.peak
         # In a real pool other blocks may be lying about.
         return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
+
+    def reserved_bytes(self, schedule: Schedule) -> int:
+        """What the allocator takes from the device for a step that begins with an empty cache: on a
+        GPU, whole segments."""
+        if self.profile.kind != "cuda":
+            return self.peak_bytes(schedule)
+        ones = [ROUND] * (self._root_gradients_bytes() // ROUND)
+        return reserved_peak(
+            self.problem, schedule, arena_bytes=self.arena_bytes(schedule), also=ones
+        )
+
+    def arena_bytes(self, schedule: Schedule) -> int:
+        """The segment of its own that the step allocates from; 0: it has none, and allocates as
+        eager does."""
+        if self.profile.kind != "cuda" or not self.has_arena or schedule.transfers:
+            return 0
+        return smallest_arena(self.problem, schedule)
 
     @property
     def outputs_are(self) -> str:
@@ -70,7 +88,9 @@ class Predictor:
         return stream_sums(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
 
     def predict(self, schedule: Schedule) -> Prediction:
-        return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
+        return Prediction(
+            self.peak_bytes(schedule), self.step_ns(schedule), self.reserved_bytes(schedule)
+        )
 
     def _root_gradients_bytes(self) -> int:
         """The gradient of one that `loss.backward()` makes for a scalar and holds to its end; where

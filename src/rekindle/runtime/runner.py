@@ -26,6 +26,7 @@ from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
+from rekindle.runtime.arena import Arena, ArenaUse, inside
 from rekindle.runtime.changed_tensors import Changed, Changes
 from rekindle.runtime.cuda_graphs import Graphs
 from rekindle.runtime.other_gradients import OtherBackward, laid_out, layout
@@ -55,8 +56,8 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "given", "gradients", "graphed", "is_rescued", "other", "rescue", "residents"),
-        *("saved", "tangents", "versions", "watches"),
+        *("arena", "env", "given", "gradients", "graphed", "is_rescued", "other", "rescue"),
+        *("residents", "saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
@@ -72,13 +73,14 @@ class Step:
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        self.arena: Arena | None = None  # what it allocates from
         self.is_rescued = False  # `gradients` has all that the backward would make
 
     def release(self) -> None:
         """The backward is over: a loss that is kept must not keep its batch."""
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = None
+        self.rescue = self.arena = None
 
 
 class Runner:
@@ -92,6 +94,7 @@ class Runner:
         cuda_graph: bool = False,
         guards: Guards | None = None,
         problem: Problem | None = None,
+        arena: ArenaUse | None = None,
     ) -> None:
         joint, lowered = program.joint, emit(program, schedule, problem)
         self.program = program
@@ -132,6 +135,7 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
+        self.arena = arena
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -173,6 +177,9 @@ class Runner:
         step = Step(residents)
         if self.watch is not None:
             self.watch.begin(step)
+        if self.arena is not None:
+            step.arena = self.arena.begin(is_watched=self.watch is not None)
+        if self.watch is not None or (self.arena is not None and self.arena.is_checked_now):
             step.rescue = Rescue(self.program, self.written, residents)
         other: Runner | None = None
         with torch.no_grad():
@@ -205,7 +212,7 @@ class Runner:
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
             args = [residents[p] for p in self.forward_positions]
-            with eager_kernels():
+            with inside(step.arena), eager_kernels():
                 made: list[Any] = self.lowered.forward(args)
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
@@ -275,7 +282,7 @@ class Runner:
             args, step.env = step.env, None
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
-        with eager_kernels():
+        with inside(step.arena), eager_kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
