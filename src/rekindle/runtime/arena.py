@@ -64,8 +64,7 @@ class Arena:
             return False
         try:
             pool = MemoryPool(self.device_index)
-            with pool:  # given back at once: the pool keeps it, as one free block
-                torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{self.device_index}")
+            pool.reserve(num_bytes)
         except Exception as error:  # no memory after all, or an allocator without pools
             log.info(
                 "planned steps allocate as eager does: %s", next(iter(str(error).splitlines()), "")

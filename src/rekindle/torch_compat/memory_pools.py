@@ -2,6 +2,8 @@
 
 import torch
 
+from rekindle.torch_compat.running import outside_modes
+
 
 class MemoryPool:
     """Blocks that only those get who allocate inside of `with`, in their own thread, on the device.
@@ -28,6 +30,11 @@ class MemoryPool:
     def __exit__(self, *_: object) -> None:
         self._end(self._device, self._id)
         self._release(self._device, self._id)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Takes a segment of that size from the device; it is there as one free block."""
+        with self, outside_modes():
+            torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{self._device}")
 
     def large_bytes(self) -> int:
         """Of its segments for requests above 1 MiB."""
