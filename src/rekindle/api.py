@@ -82,8 +82,8 @@ def plan(
     busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
-    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=False` lets
-    steps on a GPU allocate as eager does, instead of from one segment of their own.
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
+    steps on a GPU allocate from one segment of their own, so that less is reserved.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)

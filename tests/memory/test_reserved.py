@@ -15,7 +15,10 @@ from rekindle.predict.caching_allocator import pool_rules
 from rekindle.runtime.arena import NUM_CHECKED_STEPS, NUM_WARM_STEPS
 from rekindle.torch_compat import MemoryPool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 MIB = 2**20
 SIZES = (1, 3000, 2**18, MIB, MIB + 1, 3 * MIB, 7 * MIB, 10 * MIB, 33 * MIB + 7, 70 * MIB)
@@ -75,6 +78,7 @@ def trained(model: nn.Module, x: Tensor, num_steps: int) -> list[Tensor]:
 
 
 def managed(model: nn.Module, x: Tensor, **options: Any) -> nn.Module:
+    options = {"arena": True} | options
     return rekindle.rematerialize(
         model, (x,), budget=0.4, time_limit_s=1, hold_outputs=False, **options
     )

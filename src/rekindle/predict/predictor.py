@@ -26,7 +26,7 @@ class Predictor:
     program: Program
     profile: Profile
     problem: Problem
-    has_arena: bool = True  # the step may have a segment of its own
+    has_arena: bool = False  # the step has a segment of its own
 
     @functools.cached_property
     def keep_all_bytes(self) -> int:

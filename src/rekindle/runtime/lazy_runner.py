@@ -40,7 +40,7 @@ class LateRunner:
         cuda_graph: bool = False,
         limit_bytes: int | None = None,
         num_corrections: int = NUM_CORRECTIONS,
-        arena: bool = True,
+        arena: bool = False,
     ) -> None:
         """With a limit, the first steps are watched, and the plan may be corrected so often.
         With an arena, steps on a GPU allocate from a segment of their own."""
