@@ -1,12 +1,16 @@
 // The placement of blocks: the caching allocator as a model, and offsets in one range.
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "place/caching_pool.h"
+#include "place/place.h"
 
 namespace rekindle {
 
@@ -15,6 +19,33 @@ namespace {
 void check_events(const PoolEvents& events) {
     if (!are_valid(events))
         throw std::invalid_argument("an event gives back what is not there, or is 0");
+}
+
+constexpr std::int64_t most_bytes = std::int64_t{1} << 62;
+
+using IntervalRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+auto place_rows(const std::vector<IntervalRow>& rows, std::int64_t capacity, std::uint64_t seed,
+                double time_limit_s) {
+    std::vector<Interval> intervals;
+    std::int64_t sum = 0;
+    for (const auto& [size, birth, death, alignment] : rows) {
+        if (size < 0 || birth > death || alignment < 1 || alignment > most_bytes ||
+            size > most_bytes - sum - alignment)
+            throw std::invalid_argument(
+                "a block needs a size of 0 or more, a death that is not before its birth, an "
+                "alignment of 1 or more, and all of them together less than 2^62 bytes");
+        sum += size + alignment;
+        intervals.push_back({size, birth, death, alignment});
+    }
+    Placement found;
+    Control control;
+    {
+        nb::gil_scoped_release release;
+        limit(control, time_limit_s);
+        found = place(intervals, capacity, seed, control);
+    }
+    return std::tuple(found.offsets, found.bytes, found.lower_bound);
 }
 
 }  // namespace
@@ -66,6 +97,10 @@ void bind_place(nb::module_& m) {
         },
         "rules"_a, "events"_a,
         "The bytes of the smallest single segment that serves all large requests of the events.");
+    m.def("place", &place_rows, "intervals"_a, "capacity"_a, "seed"_a, "time_limit_s"_a,
+          "Offsets, their end and a proven lower bound for rows (size, birth, death, alignment), "
+          "alive from birth up to death, exclusive. It ends within the capacity, where the end is "
+          "proven to be the least, or after the time.");
 }
 
 }  // namespace rekindle
