@@ -26,8 +26,19 @@ from rekindle.torch_compat import (
 )
 from rekindle.torch_compat import read_call as _read_call
 
-__all__ = ["LOSS_ARGS", "Ask", "Call", "GraphInput", "Reading", "as_loss_args", "call_of", "read"]
+__all__ = [
+    "LOSS_ARGS",
+    "Ask",
+    "Call",
+    "GraphInput",
+    "Reading",
+    "as_loss_args",
+    "call_of",
+    "raised_while_read",
+    "read",
+]
 
+_READ = "_rekindle_read"  # marks what the model raised while it was read, and has not done since
 LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
 
 
@@ -93,6 +104,12 @@ def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
     return reading, returned
 
 
+def raised_while_read(error: Exception) -> bool:
+    """Whether the model itself raises this, and did so while it was read: nothing has run, so what
+    eager does before it raises (draws, counters, statistics) is still to be done. Asked once."""
+    return bool(vars(error).pop(_READ, False))
+
+
 def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
     out = forward(*args, **kwargs)
     _show(out)
@@ -117,6 +134,8 @@ def _refusals() -> Any:
         if isinstance(broken.original, CaptureError):
             raise broken.original from None
         if broken.is_the_models:
+            with contextlib.suppress(AttributeError):  # of a class with slots
+                setattr(broken.original, _READ, True)
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(

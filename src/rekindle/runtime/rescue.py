@@ -72,7 +72,7 @@ class Rescue:
             for generator, state in self.streams:
                 generator.set_state(state)
             with torch.no_grad():
-                again = type(step)(residents)
+                again = type(step)(runner, residents)
                 del runner.forward(again)[:]
                 device = runner.device
                 again.tangents = [

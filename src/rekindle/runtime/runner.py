@@ -56,12 +56,13 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("arena", "env", "given", "gradients", "graphed", "is_rescued", "other", "rescue"),
-        *("residents", "saved", "tangents", "versions", "watches"),
+        *("_runner", "arena", "env", "given", "gradients", "graphed", "is_rescued", "other"),
+        *("rescue", "residents", "saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
-    def __init__(self, residents: list[torch.Tensor]) -> None:
+    def __init__(self, runner: "Runner", residents: list[torch.Tensor]) -> None:
+        self._runner: Runner | None = runner
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
         self.saved: list[Any] | None = None  # what the forward carries over
         self.env: list[Any] | None = None  # what the stretch before carries over
@@ -76,8 +77,15 @@ class Step:
         self.arena: Arena | None = None  # what it allocates from
         self.is_rescued = False  # `gradients` has all that the backward would make
 
+    @property
+    def runner(self) -> "Runner":
+        if self._runner is None:
+            raise _second_backward()
+        return self._runner
+
     def release(self) -> None:
-        """The backward is over: a loss that is kept must not keep its batch."""
+        """The backward is over: a loss that is kept must keep neither its batch nor its plan."""
+        self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
         self.rescue = self.arena = None
@@ -174,7 +182,7 @@ class Runner:
 
     def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them."""
-        step = Step(residents)
+        step = Step(self, residents)
         if self.watch is not None:
             self.watch.begin(step)
         if self.arena is not None:
@@ -204,8 +212,8 @@ class Runner:
         self.changes.begin(step, outs, link)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
-            link = _Stretch.apply(self, step, index, link, *leaves)
-        return list(_Outputs.apply(self, step, outs, link))
+            link = _Stretch.apply(step, index, link, *leaves)
+        return list(_Outputs.apply(step, outs, link))
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -374,27 +382,24 @@ def _second_backward() -> RuntimeError:
 
 class _Stretch(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, index: int, link: torch.Tensor, *_leaves: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, step: Step, index: int, link: torch.Tensor, *_leaves: Any) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step, index)
+        ctx.call = (step, index)
         return link.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        runner, step, index = ctx.call
+        step, index = ctx.call
         _refuse_double_backward()
-        return (None, None, None, None, *runner.backward(step, index))
+        return (None, None, None, *step.runner.backward(step, index))
 
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: Step, made: list[Any], _link: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step)
+        ctx.step = step
+        runner = step.runner
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
         outs = tuple(runner.changes.share_counters(made))
         step.given = [weakref.ref(out) for out in outs]
@@ -404,9 +409,9 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _refuse_double_backward()
-        runner, step = ctx.call
-        runner.choose_backward(step, grads)
-        return None, None, None, None
+        step: Step = ctx.step
+        step.runner.choose_backward(step, grads)
+        return None, None, None
 
 
 def _refuse_double_backward() -> None:
