@@ -1,4 +1,4 @@
-r"""What the allocator reserves for a step, with and without a segment of its own.
+r"""What the allocator reserves for a step, with and without segments of its own.
 
     python benchmarks/gpu/reserved.py --jobs 4 --deadline 170      # what has no record yet
     python benchmarks/gpu/reserved.py --jobs 4 --deadline 170 --records $OUT/reserved.jsonl \
@@ -117,9 +117,9 @@ class Case:
                 if use is not None:
                     arena = use._arena
                     found[mode]["arena"] = {
-                        "asked": use.num_bytes,
+                        "asked": sum(use.segments),
                         "size": arena.size_bytes if arena else 0,
-                        "segments": arena._pool.large_bytes() if arena and arena._pool else 0,
+                        "segments": arena.held_bytes() if arena else 0,
                         "num_inside": use.num_inside,
                     }
                 if self.args.traces is not None:
@@ -227,8 +227,8 @@ class Case:
         path = self.args.traces / f"{name}.trace.json.gz"
         with gzip.open(path, "wt") as file:
             json.dump({"events": events, "reserved": reserved}, file)
-        arena = _native.smallest_arena(_native.PoolRules(), events)
-        inside = _native.replay(_native.PoolRules(), events, [], [arena], 1)
+        arena = _native.best_arena(_native.PoolRules(), events, 10_000_000, 0)
+        inside = _native.replay(_native.PoolRules(), events, [], arena, 1)
         return {
             "trace_reserved": reserved,
             "trace_replayed": replayed.peak_reserved,

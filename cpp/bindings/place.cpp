@@ -89,14 +89,16 @@ void bind_place(nb::module_& m) {
         "allocator serves them, beside blocks that are held and with free segments that are there "
         "before; so often, and all is given back after each time.");
     m.def(
-        "smallest_arena",
-        [](const PoolRules& rules, std::vector<std::int64_t> events) {
+        "best_arena",
+        [](const PoolRules& rules, std::vector<std::int64_t> events, std::int64_t num_events,
+           std::uint64_t seed) {
             check_events(events);
             nb::gil_scoped_release release;
-            return smallest_arena(rules, events);
+            return best_arena(rules, events, num_events, seed);
         },
-        "rules"_a, "events"_a,
-        "The bytes of the smallest single segment that serves all large requests of the events.");
+        "rules"_a, "events"_a, "num_events"_a, "seed"_a,
+        "Sizes of segments that serve all large requests of the events: the smallest single one, "
+        "or several that are less in all. The events are played until so many were.");
     m.def("place", &place_rows, "intervals"_a, "capacity"_a, "seed"_a, "time_limit_s"_a,
           "Offsets, their end and a proven lower bound for rows (size, birth, death, alignment), "
           "alive from birth up to death, exclusive. It ends within the capacity, where the end is "

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <optional>
+#include <limits>
+#include <utility>
+
+#include "core/random.h"
 
 namespace rekindle {
 
@@ -188,10 +191,15 @@ bool are_valid(const PoolEvents& events) {
 
 namespace {
 
+constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
+
 // Plays the events once; false as soon as more large segments than `limit` bytes are there.
-bool play(CachingPool& pool, const PoolEvents& events, std::int64_t limit, std::int64_t& peak) {
+bool play(CachingPool& pool, const PoolEvents& events, std::int64_t limit, std::int64_t& peak,
+          std::int64_t& num_played) {
     std::vector<std::int32_t> blocks;
+    blocks.reserve(events.size());
     for (const std::int64_t event : events) {
+        ++num_played;
         if (event > 0) {
             blocks.push_back(pool.allocate(event));
             peak = std::max(peak, pool.reserved());
@@ -207,6 +215,133 @@ bool play(CachingPool& pool, const PoolEvents& events, std::int64_t limit, std::
     return true;
 }
 
+// A search for segments that serve the large requests of some events.
+class ArenaSearch {
+   public:
+    ArenaSearch(const PoolRules& rules, const PoolEvents& events, std::int64_t num_events,
+                std::uint64_t seed)
+        : rules_(rules), num_left_(num_events), random_(seed) {
+        // Small requests have a pool of their own, which is never too small.
+        const CachingPool pool(rules);
+        std::vector<std::int64_t> number{0};
+        std::int64_t live = 0, count = 0;
+        std::vector<std::int64_t> sizes{0};
+        for (const std::int64_t event : events) {
+            if (event > 0) {
+                const std::int64_t size = pool.rounded(event);
+                const bool is_large = size > small_bytes;
+                number.push_back(is_large ? ++count : 0);
+                sizes.push_back(is_large ? size : 0);
+                live += sizes.back();
+                most_live_ = std::max(most_live_, live);
+                if (is_large) {
+                    large_.push_back(event);
+                    units_.push_back(up(size, segment_step));
+                }
+            } else {
+                const auto which = static_cast<std::size_t>(-event);
+                live -= sizes[which];
+                if (number[which] > 0) large_.push_back(-number[which]);
+            }
+        }
+        std::sort(units_.begin(), units_.end());
+        units_.erase(std::unique(units_.begin(), units_.end()), units_.end());
+    }
+
+    std::vector<std::int64_t> run() {
+        if (units_.empty()) return {};
+        best_ = {one_segment()};
+        const std::int64_t least = up(most_live_, segment_step);
+        while (num_left_ > 0 && sum(best_) > least) {
+            std::vector<std::int64_t> next = changed(least);
+            if (!next.empty() && serve(next)) best_ = std::move(next);
+        }
+        return best_;
+    }
+
+   private:
+    static std::int64_t sum(const std::vector<std::int64_t>& sizes) {
+        std::int64_t total = 0;
+        for (const std::int64_t size : sizes) total += size;
+        return total;
+    }
+
+    bool serve(const std::vector<std::int64_t>& segments) {
+        CachingPool pool(rules_);
+        for (const std::int64_t size : segments) pool.reserve(size);
+        std::int64_t peak = 0, played = 0;
+        const bool enough = play(pool, large_, pool.large_reserved(), peak, played);
+        num_left_ -= played;
+        return enough;
+    }
+
+    std::int64_t one_segment() {
+        PoolRules rules = rules_;
+        rules.expandable = true;
+        CachingPool endless(rules);
+        std::int64_t peak = 0, played = 0;
+        play(endless, large_, no_limit, peak, played);
+        const std::int64_t low = up(most_live_, segment_step);
+        const std::int64_t high = std::max(low, endless.large_reserved());
+        const std::int64_t step =
+            std::max(segment_step, up((high - low) / most_tries, segment_step));
+        // Blocks of a segment may keep up to 1 MiB more than was asked for, which those of the
+        // range without an end do not: what it needed may fall short by some of these.
+        for (std::int64_t size = low;; size += step)
+            if (serve({size})) return size;
+    }
+
+    // Segments of less in all: anew, of the sizes of blocks or cut at random; or the best with
+    // bytes moved between two of them.
+    std::vector<std::int64_t> changed(std::int64_t least) {
+        const std::int64_t now = sum(best_) / segment_step;
+        const double share = random_.unit();
+        auto fewer =
+            static_cast<std::int64_t>(share * share * share * 0.05 * static_cast<double>(now));
+        fewer = std::clamp<std::int64_t>(fewer, 1, now - least / segment_step);
+        const std::int64_t total = now - fewer;  // in steps, as all below
+        std::vector<std::int64_t> found;
+        if (best_.size() > 1 && random_.chance(0.25)) {
+            for (const std::int64_t size : best_) found.push_back(size / segment_step);
+            const auto from = pick(found.size()), to = pick(found.size());
+            const std::int64_t moved = 1 + random_.below(60);
+            found[from] -= moved + fewer;
+            found[to] += moved;
+        } else {
+            const bool by_size = random_.chance(0.66);
+            std::int64_t left = total;
+            for (std::int32_t i = random_.below(4); i > 0 && left > 1; --i) {
+                const std::int64_t part =
+                    by_size ? units_[pick(units_.size())] / segment_step * multiples[pick(6)]
+                            : 1 + random_.below(static_cast<std::int32_t>(left - 1));
+                if (part >= left) continue;
+                found.push_back(part);
+                left -= part;
+            }
+            found.push_back(left);
+        }
+        for (std::int64_t& size : found) {
+            if (size <= 0) return {};
+            size *= segment_step;
+        }
+        return found;
+    }
+
+    std::size_t pick(std::size_t num) {
+        return static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(num)));
+    }
+
+    static constexpr std::int64_t multiples[] = {1, 1, 2, 3, 4, 8};
+
+    const PoolRules& rules_;
+    PoolEvents large_;                 // the events of large requests alone
+    std::vector<std::int64_t> units_;  // their sizes, each once
+    std::int64_t most_live_ = 0;
+    std::int64_t num_left_;
+    Random random_;
+    std::vector<std::int64_t> best_;
+};
+
 }  // namespace
 
 Replay replay(const PoolRules& rules, const std::vector<std::int64_t>& arena,
@@ -219,46 +354,17 @@ Replay replay(const PoolRules& rules, const std::vector<std::int64_t>& arena,
     for (const std::int64_t bytes : arena) pool.reserve(bytes);
     result.peak_reserved = pool.reserved();
     pool.forget_peak();
+    std::int64_t num_played = 0;
     for (std::int32_t i = 0; i < repeats; ++i)
-        play(pool, events, std::numeric_limits<std::int64_t>::max(), result.peak_reserved);
+        play(pool, events, no_limit, result.peak_reserved, num_played);
     result.peak_allocated = pool.peak_allocated();
     result.large_reserved = pool.large_reserved();
     return result;
 }
 
-std::int64_t smallest_arena(const PoolRules& given, const PoolEvents& events) {
-    PoolRules rules = given;
-    // What lives at once, and how far one segment without an end would be used.
-    std::int64_t live = 0, most = 0, ignored = 0;
-    {
-        const CachingPool pool(rules);
-        std::vector<std::int64_t> sizes;
-        for (const std::int64_t event : events) {
-            if (event > 0) {
-                const std::int64_t size = pool.rounded(event);
-                sizes.push_back(size <= small_bytes ? 0 : size);
-                live += sizes.back();
-                most = std::max(most, live);
-            } else {
-                live -= sizes[static_cast<std::size_t>(-(event + 1))];
-            }
-        }
-    }
-    if (most == 0) return 0;
-    rules.expandable = true;
-    CachingPool endless(rules);
-    play(endless, events, std::numeric_limits<std::int64_t>::max(), ignored);
-    rules.expandable = false;
-    const std::int64_t low = up(most, segment_step);
-    const std::int64_t high = std::max(low, endless.large_reserved());
-    const std::int64_t step = std::max(segment_step, up((high - low) / most_tries, segment_step));
-    // Blocks of a segment may keep up to 1 MiB more than was asked for, which the range without an
-    // end does not: what it needed may fall short by some of these.
-    for (std::int64_t size = low;; size += step) {
-        CachingPool pool(rules);
-        pool.reserve(size);
-        if (play(pool, events, size, ignored)) return size;
-    }
+std::vector<std::int64_t> best_arena(const PoolRules& rules, const PoolEvents& events,
+                                     std::int64_t num_events, std::uint64_t seed) {
+    return ArenaSearch(rules, events, num_events, seed).run();
 }
 
 }  // namespace rekindle

@@ -102,10 +102,12 @@ Replay replay(const PoolRules& rules, const std::vector<std::int64_t>& arena,
               const std::vector<std::int64_t>& held, const PoolEvents& events,
               std::int32_t repeats);
 
-// The bytes of the smallest single segment, a multiple of 2 MiB, from which all large requests are
-// served. Whether a size is enough is no monotone property, so all sizes are tried in steps, from
-// what lives at once to what one segment without an end would take.
-std::int64_t smallest_arena(const PoolRules& rules, const PoolEvents& events);
+// Sizes of segments, multiples of 2 MiB, that serve all large requests and are little in all. It
+// begins with the smallest single segment; then several are tried, since best fit keeps to a small
+// segment what fits there, and so apart what lives long from what does not. Whether sizes are
+// enough is no monotone property: each try plays the events, `num_events` in all.
+std::vector<std::int64_t> best_arena(const PoolRules& rules, const PoolEvents& events,
+                                     std::int64_t num_events, std::uint64_t seed);
 
 // False where an event gives back what is not there.
 bool are_valid(const PoolEvents& events);

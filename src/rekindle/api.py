@@ -83,7 +83,7 @@ def plan(
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
-    steps on a GPU allocate from one segment of their own, so that less is reserved.
+    steps on a GPU allocate from segments of their own, so that less is reserved.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rekindle.core.generate import cut_rectangle
 from rekindle.core.placement import Block, overlapping, place
 
 
@@ -73,28 +74,9 @@ def test_every_placement_is_valid(blocks: list[Block], seed: int) -> None:
     assert max(live, default=0) <= found.lower_bound <= found.size_bytes
 
 
-def cut_plane(rng: random.Random, num: int, capacity: int, length: int) -> list[Block]:
-    """Blocks that fill a rectangle of time and addresses without a gap: it is cut again and again,
-    so a placement within the capacity exists, and a shorter one does not."""
-    plane = [(0, capacity, 0, length)]
-    while len(plane) < num:
-        plane.sort(key=lambda p: (p[1] - p[0]) * (p[3] - p[2]))
-        low, high, begin, end = plane.pop(rng.randrange(len(plane) // 2, len(plane)))
-        if rng.random() < 0.5 and high - low > 1:
-            cut = rng.randrange(low + 1, high)
-            plane += [(low, cut, begin, end), (cut, high, begin, end)]
-        elif end - begin > 1:
-            cut = rng.randrange(begin + 1, end)
-            plane += [(low, high, begin, cut), (low, high, cut, end)]
-        else:
-            plane.append((low, high, begin, end))
-    rng.shuffle(plane)
-    return [Block(high - low, begin, end) for low, high, begin, end in plane]
-
-
 def test_blocks_that_fill_a_rectangle_are_placed_without_a_gap() -> None:
     for seed in range(12):
-        blocks = cut_plane(random.Random(seed), 30, 64, 40)
+        blocks = cut_rectangle(random.Random(seed), 30, 64, 40)
         found = place(blocks, capacity=64, time_limit_s=20)
         assert found.size_bytes == 64, seed
         assert overlapping(blocks, found.offsets) is None

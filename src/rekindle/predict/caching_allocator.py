@@ -17,6 +17,8 @@ from rekindle.core import Problem, Schedule
 from rekindle.profile.block_sizes import MIB, allocator_settings, expandable_segments
 
 _NUM_STEPS = 3  # in a row: after these, more take no further segments but in rare cases
+_MOST_EVENTS = 10_000_000  # requests and releases that are played for an arena: about a second
+_MOST_TRIES = 5_000
 _LEAST_ARENA = 32 * MIB  # below this there is nothing to gain, and small segments weigh more
 
 
@@ -53,32 +55,33 @@ def pool_peak(
 
 
 def reserved_peak(
-    problem: Problem, schedule: Schedule, *, arena_bytes: int = 0, also: Sequence[int] = ()
+    problem: Problem, schedule: Schedule, *, arena: Sequence[int] = (), also: Sequence[int] = ()
 ) -> int:
     """The segments that the allocator takes for steps that begin with an empty cache, whose
     residents leave no gaps. `also` are blocks that are there during the whole step. With an arena,
-    what the step allocates itself has a pool of its own with one segment of that size for large
+    what the step allocates itself has a pool of its own with segments of those sizes for large
     requests; what the caller makes between forward and backward has not."""
-    if not arena_bytes:
+    if not arena:
         return _reserved(pool_events(problem, schedule), held=also)
     own = pool_events(problem, schedule, callers=False)
     outside = pool_events(problem, schedule, own=False)
-    return _reserved(own, arena=[arena_bytes]) + _reserved(outside, held=also)
+    return _reserved(own, arena=arena) + _reserved(outside, held=also)
 
 
-def smallest_arena(problem: Problem, schedule: Schedule) -> int:
-    """The smallest single segment that serves all large requests of a step; 0 where that reserves
-    no less than segments as they come, as where these grow and are one already."""
+def best_arena(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """Sizes of segments that serve all large requests of a step, as little as is found in all; none
+    where that reserves no less than segments as they come, as where these grow and are one."""
     settings = allocator_settings()
     is_native = settings.get("backend", "native") == "native"
     if not is_native or expandable_segments() or "roundup_power2_divisions" in settings:
-        return 0
+        return ()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        return 0
+        return ()
     events = pool_events(problem, schedule, callers=False)
-    arena = int(_native.smallest_arena(pool_rules(), events))
-    if arena < _LEAST_ARENA or _reserved(events, arena=[arena]) >= _reserved(events):
-        return 0
+    num_events = min(_MOST_EVENTS, _MOST_TRIES * len(events))
+    arena = tuple(_native.best_arena(pool_rules(), events, num_events, 0))
+    if sum(arena) < _LEAST_ARENA or _reserved(events, arena=arena) >= _reserved(events):
+        return ()
     return arena
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
 from rekindle.core import Problem, Schedule, keep_all, simulate
-from rekindle.predict.caching_allocator import pool_peak, reserved_peak, smallest_arena
+from rekindle.predict.caching_allocator import best_arena, pool_peak, reserved_peak
 from rekindle.predict.step_measurement import Prediction
 from rekindle.profile.base import Profile
 from rekindle.profile.block_sizes import ROUND, blocks_of, expandable_segments
@@ -26,7 +26,7 @@ class Predictor:
     program: Program
     profile: Profile
     problem: Problem
-    has_arena: bool = False  # the step has a segment of its own
+    has_arena: bool = False  # the step has segments of its own
 
     @functools.cached_property
     def keep_all_bytes(self) -> int:
@@ -55,16 +55,15 @@ class Predictor:
         if self.profile.kind != "cuda":
             return self.peak_bytes(schedule)
         ones = [ROUND] * (self._root_gradients_bytes() // ROUND)
-        return reserved_peak(
-            self.problem, schedule, arena_bytes=self.arena_bytes(schedule), also=ones
-        )
+        arena = self.arena(schedule)
+        return reserved_peak(self.problem, schedule, arena=arena, also=ones)
 
-    def arena_bytes(self, schedule: Schedule) -> int:
-        """The segment of its own that the step allocates from; 0: it has none, and allocates as
-        eager does."""
+    def arena(self, schedule: Schedule) -> tuple[int, ...]:
+        """Bytes of the segments of its own that the step allocates from; without any it allocates
+        as eager does."""
         if self.profile.kind != "cuda" or not self.has_arena or schedule.transfers:
-            return 0
-        return smallest_arena(self.problem, schedule)
+            return ()
+        return best_arena(self.problem, schedule)
 
     @property
     def outputs_are(self) -> str:

@@ -1,11 +1,11 @@
-"""One segment of device memory for what planned steps allocate.
+"""Segments of device memory for what planned steps allocate.
 
 The caching allocator takes a segment from the device for each large request that no free block
 serves, and blocks of two segments never become one: a step that recomputes leaves segments of many
 sizes behind and reserves up to twice what it has allocated at once. Its requests are known in
-advance, so the size of one segment that serves them all is too
-(`predict.caching_allocator.smallest_arena`). It is taken once, in a private pool that the step's
-own allocations go to; the allocator splits it by its own rules.
+advance, so the sizes of one or a few segments that serve them all are too
+(`predict.caching_allocator.best_arena`). They are taken once, in a private pool that the step's
+own allocations go to; the allocator splits them by its own rules.
 
 An arena belongs to one stream of one device. All managed modules that run there share it, and it
 is as large as the largest of them needs; where their steps overlap and it is too small, the pool
@@ -17,6 +17,7 @@ graph that is being recorded, another thread inside) runs outside too, which is 
 import logging
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
@@ -27,7 +28,7 @@ log = logging.getLogger("rekindle")
 
 NUM_WARM_STEPS = 2  # outside
 NUM_CHECKED_STEPS = 3  # inside, of which each can be repeated outside if the memory runs out
-_MOST_GROWTH = 2  # times what the model of the allocator says
+_MOST_GROWTH = 1.5  # times what the model of the allocator says
 _SPARE_BYTES = 64 * 2**20  # stay free on the device: small segments, and what the model misses
 
 
@@ -42,17 +43,18 @@ class Arena:
         self._growing = threading.Lock()
         self._num_leftovers = 0  # how often to look for what pools before this one still held
 
-    def hold(self, num_bytes: int) -> bool:
-        """Whether there is a segment of so many bytes, which is taken if there is not."""
-        if num_bytes <= self.size_bytes and not self._num_leftovers:
+    def hold(self, segments: Sequence[int]) -> bool:
+        """Whether there are so many bytes; segments of these sizes are taken if there are not."""
+        if sum(segments) <= self.size_bytes and not self._num_leftovers:
             return True
         with self._growing:
-            return self._hold(num_bytes)
+            return self._hold(segments)
 
-    def _hold(self, num_bytes: int) -> bool:
+    def _hold(self, segments: Sequence[int]) -> bool:
         if self._num_leftovers:
             self._num_leftovers -= 1
             torch.cuda.empty_cache()
+        num_bytes = sum(segments)
         if num_bytes <= self.size_bytes:
             return True
         self._num_leftovers = 2 if self.size_bytes else 0
@@ -64,21 +66,17 @@ class Arena:
             return False
         try:
             pool = MemoryPool(self.device_index)
-            pool.reserve(num_bytes)
+            pool.reserve(segments)
         except Exception as error:  # no memory after all, or an allocator without pools
-            log.info(
-                "planned steps allocate as eager does: %s", next(iter(str(error).splitlines()), "")
-            )
+            line = next(iter(str(error).splitlines()), "")
+            log.info("planned steps allocate as eager does: %s", line)
             return False
         self._pool, self.size_bytes = pool, num_bytes
         return True
 
-    def fit(self, most_bytes: int) -> bool:
-        """One segment in the place of those that a step has added; False if it would be larger than
-        that."""
-        assert self._pool is not None
-        needed = self._pool.large_bytes()
-        return needed <= self.size_bytes or (needed <= most_bytes and self.hold(needed))
+    def held_bytes(self) -> int:
+        """With the segments that steps have added."""
+        return 0 if self._pool is None else self._pool.large_bytes()
 
     def enter(self) -> MemoryPool | None:
         if self._pool is None or not self._inside.acquire(blocking=False):
@@ -125,19 +123,19 @@ _arenas: weakref.WeakValueDictionary[tuple[int, int], Arena] = weakref.WeakValue
 class ArenaUse:
     """What one plan wants of the arena."""
 
-    def __init__(self, device: torch.device, num_bytes: int) -> None:
-        self.device, self.num_bytes = device, num_bytes
+    def __init__(self, device: torch.device, segments: Sequence[int]) -> None:
+        self.device, self.segments = device, tuple(segments)
         self.num_outside = self.num_inside = 0
         self._arena: Arena | None = None  # kept: others have it by a weak reference
 
     @property
     def is_checked_now(self) -> bool:
         """Whether the step that has begun is one of those that can be repeated outside."""
-        return 0 < self.num_inside <= NUM_CHECKED_STEPS and self.num_bytes > 0
+        return 0 < self.num_inside <= NUM_CHECKED_STEPS and bool(self.segments)
 
     def begin(self, is_watched: bool = False) -> Arena | None:
         """The arena of the step that begins; None: it allocates as always."""
-        if self.num_bytes == 0:
+        if not self.segments:
             return None
         if is_watched or self.num_outside < NUM_WARM_STEPS:
             self.num_outside += 1
@@ -146,8 +144,9 @@ class ArenaUse:
             return None
         arena = self._here()
         # Of a checked step it is seen how much it needed.
-        fits = arena.hold(self.num_bytes) and (
-            not self.is_checked_now or arena.fit(_MOST_GROWTH * self.num_bytes)
+        fits = arena.hold(self.segments) and (
+            not self.is_checked_now
+            or arena.held_bytes() <= _MOST_GROWTH * max(arena.size_bytes, sum(self.segments))
         )
         if not fits:
             self.give_up()
@@ -157,7 +156,7 @@ class ArenaUse:
 
     def give_up(self) -> None:
         """From now on the plan's steps allocate as always."""
-        self.num_bytes, self._arena = 0, None
+        self.segments, self._arena = (), None
 
     def _here(self) -> Arena:
         index = self.device.index

@@ -12,7 +12,7 @@ import time
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.core import Problem, Schedule
 from rekindle.lower.guards import Guards
-from rekindle.predict.caching_allocator import smallest_arena
+from rekindle.predict.caching_allocator import best_arena
 from rekindle.program import Program
 from rekindle.runtime import step_watch
 from rekindle.runtime.arena import ArenaUse
@@ -43,7 +43,7 @@ class LateRunner:
         arena: bool = False,
     ) -> None:
         """With a limit, the first steps are watched, and the plan may be corrected so often.
-        With an arena, steps on a GPU allocate from a segment of their own."""
+        With an arena, steps on a GPU allocate from segments of their own."""
         self._program = program
         self._problem = problem
         self._schedule = schedule
@@ -70,8 +70,8 @@ class LateRunner:
         device = self._program.joint.device
         if not self._arena or device.type != "cuda" or self._cuda_graph or self._schedule.transfers:
             return None
-        num_bytes = smallest_arena(self._problem, self._schedule)
-        return ArenaUse(device, num_bytes) if num_bytes else None
+        segments = best_arena(self._problem, self._schedule)
+        return ArenaUse(device, segments) if segments else None
 
     @property
     def is_made(self) -> bool:

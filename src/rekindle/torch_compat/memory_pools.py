@@ -1,5 +1,7 @@
 """Private pools of the CUDA caching allocator."""
 
+from collections.abc import Sequence
+
 import torch
 
 from rekindle.torch_compat.running import outside_modes
@@ -31,10 +33,14 @@ class MemoryPool:
         self._end(self._device, self._id)
         self._release(self._device, self._id)
 
-    def reserve(self, num_bytes: int) -> None:
-        """Takes a segment of that size from the device; it is there as one free block."""
+    def reserve(self, segments: Sequence[int]) -> None:
+        """Takes segments of these sizes from the device; each is there as one free block."""
         with self, outside_modes():
-            torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{self._device}")
+            held = [
+                torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._device}")
+                for size in segments
+            ]
+            del held
 
     def large_bytes(self) -> int:
         """Of its segments for requests above 1 MiB."""

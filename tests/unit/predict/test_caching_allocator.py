@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rekindle import _native
 from rekindle.core import Op, Problem, Schedule, Value, keep_all, simulate
 from rekindle.predict.caching_allocator import (
+    best_arena,
     pool_events,
     pool_peak,
     pool_rules,
     reserved_peak,
-    smallest_arena,
 )
 from rekindle.profile.block_sizes import CudaBlocks, allocator_settings
 
@@ -154,10 +154,10 @@ def random_chain(seed):
 def test_an_arena_reserves_less_than_segments_as_they_come(seed):
     problem = random_chain(seed)
     schedule = keep_all(problem)
-    peak, arena = simulate(problem, schedule).peak, smallest_arena(problem, schedule)
-    assert peak - 31 * MIB <= arena
-    reserved = reserved_peak(problem, schedule, arena_bytes=arena)
-    assert arena <= reserved < reserved_peak(problem, schedule)
+    peak, arena = simulate(problem, schedule).peak, best_arena(problem, schedule)
+    assert peak - 31 * MIB <= sum(arena)
+    reserved = reserved_peak(problem, schedule, arena=arena)
+    assert sum(arena) <= reserved < reserved_peak(problem, schedule)
     assert pool_peak(problem, schedule) <= reserved_peak(problem, schedule)
 
 
@@ -175,9 +175,9 @@ def test_what_the_caller_makes_is_no_request_of_the_ops():
     assert pool_events(problem, schedule, callers=False) == [40 * MIB, 3 * MIB, -2, -1, 60 * MIB]
     assert pool_events(problem, schedule, own=False) == [50 * MIB, -1]
     assert reserved_peak(problem, schedule) == (40 + 20 + 50 + 60) * MIB
-    arena = smallest_arena(problem, schedule)
-    assert arena == 60 * MIB
-    assert reserved_peak(problem, schedule, arena_bytes=arena, also=[512]) == (60 + 50 + 2) * MIB
+    arena = best_arena(problem, schedule)
+    assert arena == (60 * MIB,)
+    assert reserved_peak(problem, schedule, arena=arena, also=[512]) == (60 + 50 + 2) * MIB
 
 
 def test_the_settings_of_this_process(monkeypatch):
@@ -193,16 +193,16 @@ def test_the_settings_of_this_process(monkeypatch):
     pool.allocate(2 * MIB)
     assert pool.reserved_bytes == 40 * MIB
     problem = random_chain(0)
-    assert smallest_arena(problem, keep_all(problem)) == 0  # sizes are rounded by other rules
+    assert best_arena(problem, keep_all(problem)) == ()  # sizes are rounded by other rules
     for setting in ("backend:cudaMallocAsync", "expandable_segments:True"):
         monkeypatch.setenv("PYTORCH_ALLOC_CONF", setting)
-        assert smallest_arena(problem, keep_all(problem)) == 0
+        assert best_arena(problem, keep_all(problem)) == ()
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    assert smallest_arena(problem, keep_all(problem)) > 0
+    assert best_arena(problem, keep_all(problem))
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    assert smallest_arena(problem, keep_all(problem)) == 0
+    assert best_arena(problem, keep_all(problem)) == ()
 
 
 def test_a_step_without_large_requests_has_no_arena():
     problem = Problem((Value("x", 0), Value("y", 100)), (Op("op", 1, (0,), (1,)),), (0,), (1,))
-    assert smallest_arena(problem, Schedule((0,))) == 0
+    assert best_arena(problem, Schedule((0,))) == ()
