@@ -3,11 +3,11 @@
     python benchmarks/place/instances.py                       # our own instances
     python benchmarks/place/instances.py --minimalloc FOLDER   # and CSV files of that format
 
-FOLDER is `benchmarks/asplos2024` of github.com/google/minimalloc (`challenging` in older checkouts):
-11 files named after their capacity, 1,048,576, with lines "buffer,start,end,size". Our own are
-rectangles of time and addresses, cut at random into blocks: a placement within the capacity exists,
-and none is shorter. Times are those of this process alone; each instance has `--time-limit` seconds
-of the clock. Results go to instances.json.
+FOLDER is `benchmarks/asplos2024` of github.com/google/minimalloc (`challenging` in older
+checkouts): 11 files named after their capacity, 1,048,576, with lines "buffer,start,end,size". Our
+own are rectangles of time and addresses, cut at random into blocks: a placement within the capacity
+exists, and none is shorter. Times are those of this process alone; each instance has `--time-limit`
+seconds of the clock. Results go to instances.json.
 """
 
 import argparse
@@ -65,12 +65,9 @@ def main() -> None:
     parser.add_argument("--minimalloc", type=Path, help="a folder of CSV files")
     parser.add_argument("--time-limit", type=float, default=10.0)
     args = parser.parse_args()
-    records = []
-    if args.minimalloc is not None:
-        for path in sorted(args.minimalloc.glob("*.csv")):
-            records.append(record(path.stem, *from_file(path), args.time_limit))
-    for name, blocks, capacity in own():
-        records.append(record(name, blocks, capacity, args.time_limit))
+    files = [] if args.minimalloc is None else sorted(args.minimalloc.glob("*.csv"))
+    records = [record(path.stem, *from_file(path), args.time_limit) for path in files]
+    records += [record(*instance, args.time_limit) for instance in own()]
     (HERE / "instances.json").write_text(json.dumps(records, indent=1) + "\n")
 
 

@@ -3,8 +3,9 @@ segments, from an arena; and the shortest static placement of its blocks.
 
     python benchmarks/place/reserved.py          # writes reserved.json and reserved.md
 
-Problems are those of `benchmarks/problems`, captured and measured on an H200; schedules are keep-all
-and those that `auto` finds in `--time-limit` seconds. Bytes are a step's, above what is resident.
+Problems are those of `benchmarks/problems`, captured and measured on an H200; schedules are
+keep-all and those that `auto` finds in `--time-limit` seconds. Bytes are a step's, above what is
+resident.
 """
 
 import argparse
@@ -110,7 +111,7 @@ def main() -> None:
             problem = problem_from_record(json.load(file), name)
         for share, schedule in schedules(problem, args.time_limit):
             records.append(record(name, share, problem, schedule, args.place_limit))
-            print(table(records).splitlines()[7 + len(records)], flush=True)
+            print(table(records).splitlines()[6 + len(records)], flush=True)
     (HERE / "reserved.json").write_text(json.dumps(records, indent=1) + "\n")
     (HERE / "reserved.md").write_text(table(records))
 

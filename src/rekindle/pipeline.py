@@ -205,7 +205,7 @@ def plan_joint(
     the device budget, resolved."""
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, name, sample)
-        predictor = Predictor(program, profile, problem, options.arena and not options.cuda_graph)
+        predictor = _predictor(options, program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
@@ -236,7 +236,7 @@ def correct_plan(
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
-        predictor = Predictor(program, profile, problem, options.arena and not options.cuda_graph)
+        predictor = _predictor(options, program, profile, problem)
         choice = choose(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
@@ -420,6 +420,14 @@ def _formulated(
             100 * profile.spread,
         )
     return program, profile, formulate(program, profile, name)
+
+
+def _predictor(options: Options, program: Program, profile: Profile, problem: Problem) -> Predictor:
+    has_arena = options.arena and not options.cuda_graph
+    # Of the whole device it counts what the allocator takes. Without an arena that is up to twice
+    # what a step needs where the device is full: the allocator gives back segments then.
+    in_reserved = has_arena and options.device_budget is not None
+    return Predictor(program, profile, problem, has_arena, in_reserved)
 
 
 def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:

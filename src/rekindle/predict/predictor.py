@@ -27,11 +27,16 @@ class Predictor:
     profile: Profile
     problem: Problem
     has_arena: bool = False  # the step has segments of its own
+    in_reserved: bool = False  # what a schedule needs is what the allocator reserves for it
 
     @functools.cached_property
     def keep_all_bytes(self) -> int:
-        """The peak when nothing is recomputed; a planner asks for it more than once."""
-        return self.peak_bytes(keep_all(self.problem))
+        """What is needed when nothing is recomputed; a planner asks for it more than once."""
+        return self.needed_bytes(keep_all(self.problem))
+
+    def needed_bytes(self, schedule: Schedule) -> int:
+        """What a budget is held against."""
+        return self.reserved_bytes(schedule) if self.in_reserved else self.peak_bytes(schedule)
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """At least the simulated peak, and what the allocator will count: on a GPU its blocks may
@@ -63,7 +68,13 @@ class Predictor:
         as eager does."""
         if self.profile.kind != "cuda" or not self.has_arena or schedule.transfers:
             return ()
-        return best_arena(self.problem, schedule)
+        if schedule not in self._arenas:  # a search of a second
+            self._arenas[schedule] = best_arena(self.problem, schedule)
+        return self._arenas[schedule]
+
+    @functools.cached_property
+    def _arenas(self) -> dict[Schedule, tuple[int, ...]]:
+        return {}
 
     @property
     def outputs_are(self) -> str:

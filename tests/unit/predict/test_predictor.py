@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rekindle.core import Op, Problem, Schedule, Value, keep_all, simulate
 from rekindle.predict import Predictor
 from rekindle.predict.caching_allocator import pool_peak
-from rekindle.profile import OpProfile, Source, profile_nodes
+from rekindle.profile import OpProfile, Source, load_device, profile_nodes
 from rekindle.profile.block_sizes import CudaBlocks
 from rekindle.profile.profiler import stream_ns
 from rekindle.program import analyse, charged_nodes
@@ -110,3 +110,38 @@ def test_states_of_replayed_random_ops_are_foreseen():
     twice = Schedule((*range(loss + 1), drop, *range(loss + 1, len(problem.ops))))
     assert predictor.peak_bytes(once) == simulate(problem, once).peak + 4
     assert predictor.peak_bytes(twice) >= simulate(problem, twice).peak + 5056
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.nn.functional.gelu(layer(torch.cat([x, x[: 999 * i]])))
+        return x.square().mean()
+
+
+def test_reserved_bytes_with_and_without_an_arena_and_as_what_is_needed():
+    joint = capture(Wide(), (torch.randn(4096, 512),))
+    program = analyse(joint)
+    profile = profile_nodes(joint.nodes, description=load_device("h200"))
+    problem = formulate(program, profile)
+    schedule = keep_all(problem)
+    plain, own = Predictor(program, profile, problem), Predictor(program, profile, problem, True)
+    peak = plain.peak_bytes(schedule)
+    assert own.peak_bytes(schedule) == peak
+    assert plain.arena(schedule) == ()
+    arena = own.arena(schedule)
+    assert arena
+    assert arena is own.arena(schedule)  # it is searched for once
+    assert sum(arena) <= own.reserved_bytes(schedule) < plain.reserved_bytes(schedule)
+    predicted = own.predict(schedule)
+    assert (predicted.peak_bytes, predicted.reserved_bytes) == (peak, own.reserved_bytes(schedule))
+    assert own.needed_bytes(schedule) == own.keep_all_bytes == peak
+    whole = Predictor(program, profile, problem, True, in_reserved=True)
+    assert whole.needed_bytes(schedule) == whole.keep_all_bytes == own.reserved_bytes(schedule)
+    on_cpu = Predictor(program, profile_nodes(joint.nodes), problem, True)
+    assert on_cpu.arena(schedule) == ()
+    assert on_cpu.reserved_bytes(schedule) == on_cpu.peak_bytes(schedule)
