@@ -98,7 +98,7 @@ class Training:
             case 8:
                 self.expecting_error(lambda: BrokenBackward.apply(self.loss(ids)).backward())
             case 12:
-                self.losses.append(self.loss(ids))  # never taken backward
+                self.losses.append(self.loss(ids).detach())  # its graph is never taken backward
             case 16:  # gradients for one output alone
                 self.model(ids)[1].square().sum().backward()
         loss = self.loss(ids)

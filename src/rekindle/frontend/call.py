@@ -94,10 +94,11 @@ def as_loss_args(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
-    """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data."""
+def read(call: Call, ask: Ask, module_hooks: Callable[..., Any]) -> tuple[Reading, Returned]:
+    """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data,
+    `module_hooks` makes what stands in the graph for backward hooks of modules."""
     returned = Returned()
-    adapt = functools.partial(answering, ask, _show, returned)
+    adapt = functools.partial(answering, ask, _show, returned, module_hooks)
     entry = _call if call.loss_fn is None else _call_with_loss
     with _refusals(), outside_modes():
         reading = _read_call(entry, call.scope, adapt)

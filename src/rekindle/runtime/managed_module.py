@@ -234,6 +234,7 @@ def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
     follow_watch(manager, entry)
     other = entry.plan.runner.wanted is not None
     entry.before = functools.partial(_adopt, manager, entry) if other else None
+    entry.scope = scope if entry.guards.has_later_reads else None
     manager.use(entry)
     state = random.getstate() if entry.may_turn_back else None
     try:

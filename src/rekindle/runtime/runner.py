@@ -46,7 +46,9 @@ from rekindle.torch_compat import (
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
-RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
+RecordBackward = Callable[
+    [JointGraph, Sequence[Tangent], tuple[Any, ...], tuple[int, ...]], JointGraph
+]
 
 # The plan of the same call for a limit in bytes, or None where there is none.
 SmallerPlan = Callable[[int], Any]
@@ -56,8 +58,8 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("_runner", "arena", "env", "given", "gradients", "graphed", "is_rescued", "other"),
-        *("rescue", "residents", "saved", "tangents", "versions", "watches"),
+        *("_runner", "arena", "env", "given", "gradients", "graphed", "holds", "is_rescued"),
+        *("other", "rescue", "residents", "retained", "saved", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
@@ -72,9 +74,12 @@ class Step:
         self.versions: list[int] = []  # of the residents, when the forward ended
         self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
+        self.retained: dict[int, torch.Tensor] = {}  # the whole gradients of outputs, by slot
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
         self.arena: Arena | None = None  # what it allocates from
+        # Raises where what Python reads in the backward has changed; None: it reads nothing.
+        self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
 
     @property
@@ -88,7 +93,7 @@ class Step:
         self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = self.arena = None
+        self.rescue = self.arena = self.holds = None
 
 
 class Runner:
@@ -128,12 +133,16 @@ class Runner:
         self.leaves = [list(s.gradients) for s in lowered.stretches]
         if self.leaves:
             self.leaves[-1] += joint.idle
-        self.leaf_positions = [[position[n] for n in leaves] for leaves in self.leaves]
+        self.leaf_positions = [
+            [position[n] for n in leaves if n in position] for leaves in self.leaves
+        ]
         self.internal = [i for i, n in enumerate(lowered.outputs) if n is not None]
         self.non_differentiable = [
             k for k, i in enumerate(self.internal) if not joint.differentiable[i]
         ]
         slot = {i: k for k, i in enumerate(self.internal)}
+        # Outputs that may get their whole gradient from the plan, where they stand for it.
+        self.slot_of_output = {joint.outputs[i]: k for k, i in enumerate(self.internal)}
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
         self.others: dict[tuple[Any, ...], OtherBackward] = {}
@@ -180,9 +189,13 @@ class Runner:
         args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
         return node.target(*args, **node.kwargs)
 
-    def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
-        """The outputs that the graph makes, as `internal` counts them."""
+    def __call__(
+        self, residents: list[torch.Tensor], holds: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
+        backward begins."""
         step = Step(self, residents)
+        step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
         if self.arena is not None:
@@ -213,7 +226,11 @@ class Runner:
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
             link = _Stretch.apply(step, index, link, *leaves)
-        return list(_Outputs.apply(step, outs, link))
+        given = list(_Outputs.apply(step, outs, link))
+        self.changes.watch_inner(given)
+        for i in self.joint.marked:
+            given[self.internal.index(i)].retain_grad()
+        return given
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -233,7 +250,7 @@ class Runner:
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._gradients(step, index)
+            gradients = self._without_retained(step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -243,6 +260,30 @@ class Runner:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
                 step.release()
+
+    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
+        autograd has put there what came from outside of the plan, which is a part of it."""
+        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
+            return made
+        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
+        if step.other is not None:
+            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
+            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
+        for leaf, gradient in whole:
+            slot = self.slot_of_output.get(leaf)
+            out = None if slot is None else step.given[slot]()
+            if gradient is not None and out is not None and out.retains_grad:
+                assert slot is not None
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+                before = step.retained.get(slot)  # of an earlier backward of this step
+                step.retained[slot] = gradient if before is None else before + gradient
+                out.grad = step.retained[slot]
+        return [
+            g
+            for leaf, g in zip(self.leaves[index], made, strict=True)
+            if leaf not in self.slot_of_output
+        ]
 
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -321,13 +362,15 @@ class Runner:
         what was written to since the forward, before anything runs."""
         if step.saved is None:
             raise _second_backward()
-        self.changes.refuse_looks_inside(step, grads)
+        if step.holds is not None:
+            step.holds()
+        retained = self.changes.retained(step, grads)
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
-        key = (layouts, autocast_state())
-        if key == (self.layouts, self.joint.autocast):
+        key = (layouts, autocast_state(), retained)
+        if key == (self.layouts, self.joint.autocast, self.joint.retained):
             step.other = None
             changed = self.changes.found(step, self.joint)
             if changed is not None:
@@ -338,7 +381,7 @@ class Runner:
             return
         self._take_another_way(step)
         if key not in self.others:
-            self.others[key] = self._other_backward(grads)
+            self.others[key] = self._other_backward(grads, retained)
         other = self.others[key]
         self.wanted = other
         changed = self.changes.found(step, other.joint)
@@ -361,13 +404,13 @@ class Runner:
                 self.others[full] = OtherBackward(self, joint, changed)
         return self.others[full]
 
-    def _other_backward(self, grads: Sequence[Any]) -> OtherBackward:
+    def _other_backward(self, grads: Sequence[Any], retained: tuple[int, ...]) -> OtherBackward:
         tangents = tuple(
             Tangent(self.internal[k], tuple(g.stride()))
             for k, g in enumerate(grads)
             if g is not None
         )
-        joint = self.record_backward(self.joint, tangents, autocast_state())
+        joint = self.record_backward(self.joint, tangents, autocast_state(), retained)
         with outside_modes():  # lowering tries calls, which are no part of the step
             return OtherBackward(self, joint)
 
