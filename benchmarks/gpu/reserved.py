@@ -8,8 +8,8 @@ r"""What the allocator reserves for a step, with and without segments of its own
     python benchmarks/gpu/reserved.py --device cpu --small --records /tmp/try.jsonl
 
 Per model: eager, and Rekindle at fractions of the keep-all peak and at the peak of the model's own
-gradient checkpointing, with `arena=False` and with `arena=True`. Reserved is what a step takes from the
-device above the segments that residents are in: from an empty cache, with the gaps in those
+gradient checkpointing, with `arena=False` and with `arena=True`. Reserved is what a step takes from
+the device above the segments that residents are in: from an empty cache, with the gaps in those
 segments filled, after the steps that are watched and checked. Times alternate between the two.
 
 `--traces FOLDER` leaves there, per case, the plan and the step's requests as the allocator recorded
