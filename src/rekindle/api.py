@@ -52,6 +52,7 @@ def plan(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
@@ -85,7 +86,8 @@ def plan(
     busy machine. With several `ranks`, a device budget leaves room for the gradient buckets of
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
-    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
+    steps on a GPU allocate from segments of their own, so that less is reserved.
     `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
     device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
     most so much host memory.
@@ -126,6 +128,7 @@ def rematerialize(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,

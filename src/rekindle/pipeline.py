@@ -58,6 +58,7 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
 from rekindle.runtime.measured_step import Sample, sample_of
+from rekindle.runtime.rescue import empty_cache
 from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess, with_excess
 from rekindle.solve.progress import Progress, milestone, report
 from rekindle.solving import Choice, choose
@@ -212,7 +213,7 @@ def plan_joint(
         program, profile, problem = _formulated(options, joint, name, sample)
         if like is not None:
             problem = replace(problem, transfers=like.problem.transfers)
-        predictor = Predictor(program, profile, problem)
+        predictor = _predictor(options, program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
             on_top = 0 if options.count_gradients else predictor.parameter_gradients_bytes
@@ -245,7 +246,7 @@ def correct_plan(
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
-        predictor = Predictor(program, profile, problem)
+        predictor = _predictor(options, program, profile, problem)
         problem, choice = _chosen(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
@@ -441,7 +442,9 @@ def _formulated(
         on_progress=listener,
     )
     if description is None and is_there(joint.device):
-        profile = measured_in_place(options, program, profile, sample, listener)
+        known, profile = profile, measured_in_place(options, program, profile, sample, listener)
+        if profile is not known:
+            empty_cache(joint.device)  # of what measuring made
     milestone(f"profiled {profile.summary()}")
     if profile.is_noisy:
         log.warning(
@@ -481,6 +484,14 @@ def _host_budget(options: Options) -> int:
     wish = parse_offload(options.offload)
     assert wish is not None
     return spare_host_bytes() if wish.host_budget is None else wish.host_budget
+
+
+def _predictor(options: Options, program: Program, profile: Profile, problem: Problem) -> Predictor:
+    has_arena = options.arena and not options.cuda_graph
+    # Of the whole device it counts what the allocator takes. Without an arena that is up to twice
+    # what a step needs where the device is full: the allocator gives back segments then.
+    in_reserved = has_arena and options.device_budget is not None
+    return Predictor(program, profile, problem, has_arena, in_reserved)
 
 
 def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:
@@ -548,4 +559,5 @@ def _late_runner(
         options.cuda_graph,
         limit,
         num_corrections,
+        options.arena,
     )

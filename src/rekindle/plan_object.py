@@ -337,7 +337,8 @@ class Plan:
         return self._predictor().predict(self.schedule)
 
     def _predictor(self) -> Predictor:
-        return Predictor(self.program, self.profile, self.problem)
+        has_arena = self.options.arena and not self.options.cuda_graph
+        return Predictor(self.program, self.profile, self.problem, has_arena)
 
     def pareto(self, num_points: int = 12, time_limit_s: float = 60.0) -> tuple[Point, ...]:
         """The trade-off between memory and time, from the smallest peak to keep-all."""

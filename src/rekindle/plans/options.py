@@ -51,6 +51,7 @@ class Options:
     ranks: int = 1
     cuda_graph: bool = False
     fuse: bool = True
+    arena: bool = False
     on_miss: OnMiss = "eager"  # a call that no plan covers
     max_plans: int = 8  # of one managed module
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
 from rekindle.core import Lanes, Problem, Schedule, keep_all, simulate
-from rekindle.predict.caching_allocator import pool_peak
+from rekindle.predict.caching_allocator import best_arena, pool_peak, reserved_peak
 from rekindle.predict.step_measurement import Prediction
 from rekindle.profile.base import Profile
-from rekindle.profile.block_sizes import blocks_of, expandable_segments
+from rekindle.profile.block_sizes import ROUND, blocks_of, expandable_segments
 from rekindle.profile.estimate import flops
 from rekindle.profile.host_rates import HostRates
 from rekindle.profile.profiler import stream_sums
@@ -30,11 +30,17 @@ class Predictor:
     program: Program
     profile: Profile
     problem: Problem
+    has_arena: bool = False  # the step has segments of its own
+    in_reserved: bool = False  # what a schedule needs is what the allocator reserves for it
 
     @functools.cached_property
     def keep_all_bytes(self) -> int:
-        """The peak when nothing is recomputed; a planner asks for it more than once."""
-        return self.peak_bytes(keep_all(self.problem))
+        """What is needed when nothing is recomputed; a planner asks for it more than once."""
+        return self.needed_bytes(keep_all(self.problem))
+
+    def needed_bytes(self, schedule: Schedule) -> int:
+        """What a budget is held against."""
+        return self.reserved_bytes(schedule) if self.in_reserved else self.peak_bytes(schedule)
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """At least the simulated peak, and what the allocator will count: on a GPU its blocks may
@@ -51,6 +57,28 @@ class Predictor:
             return ones + trace.peak
         # In a real pool other blocks may be lying about.
         return ones + (max(trace.peak, pool_peak(self.problem, schedule)) * 257) // 256
+
+    def reserved_bytes(self, schedule: Schedule) -> int:
+        """What the allocator takes from the device for a step that begins with an empty cache: on a
+        GPU, whole segments."""
+        if self.profile.kind != "cuda":
+            return self.peak_bytes(schedule)
+        ones = [ROUND] * (self._root_gradients_bytes() // ROUND)
+        arena = self.arena(schedule)
+        return reserved_peak(self.problem, schedule, arena=arena, also=ones)
+
+    def arena(self, schedule: Schedule) -> tuple[int, ...]:
+        """Bytes of the segments of its own that the step allocates from; without any it allocates
+        as eager does."""
+        if self.profile.kind != "cuda" or not self.has_arena or schedule.transfers:
+            return ()
+        if schedule not in self._arenas:  # a search of a second
+            self._arenas[schedule] = best_arena(self.problem, schedule)
+        return self._arenas[schedule]
+
+    @functools.cached_property
+    def _arenas(self) -> dict[Schedule, tuple[int, ...]]:
+        return {}
 
     @property
     def parameter_gradients_bytes(self) -> int:
@@ -116,7 +144,9 @@ class Predictor:
         return stream_sums(self.profile[name] for op_id in schedule.ops for name in nodes[op_id])
 
     def predict(self, schedule: Schedule) -> Prediction:
-        return Prediction(self.peak_bytes(schedule), self.step_ns(schedule))
+        return Prediction(
+            self.peak_bytes(schedule), self.step_ns(schedule), self.reserved_bytes(schedule)
+        )
 
     def _root_gradients_bytes(self) -> int:
         """The gradient of one that `loss.backward()` makes for a scalar and holds to its end; where

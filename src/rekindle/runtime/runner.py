@@ -26,6 +26,7 @@ from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
+from rekindle.runtime.arena import Arena, ArenaUse, inside
 from rekindle.runtime.changed_tensors import Changed, Changes
 from rekindle.runtime.cuda_graphs import Graphs
 from rekindle.runtime.other_gradients import OtherBackward, laid_out, layout
@@ -59,9 +60,9 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "moves"),
-        *("moving", "other", "rescue", "residents", "retained", "saved", "tangents", "versions"),
-        *("watches",),
+        *("_runner", "arena", "env", "given", "gradients", "graphed", "holds", "is_rescued"),
+        *("moves", "moving", "other", "rescue", "residents", "retained", "saved", "tangents"),
+        *("versions", "watches"),
         "__weakref__",
     )
 
@@ -79,6 +80,7 @@ class Step:
         self.retained: dict[int, torch.Tensor] = {}  # the whole gradients of outputs, by slot
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        self.arena: Arena | None = None  # what it allocates from
         # Raises where what Python reads in the backward has changed; None: it reads nothing.
         self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
@@ -97,7 +99,7 @@ class Step:
         self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = self.holds = None
+        self.rescue = self.arena = self.holds = None
         self.end_moves()
 
     def end_moves(self) -> None:
@@ -120,6 +122,7 @@ class Runner:
         cuda_graph: bool = False,
         guards: Guards | None = None,
         problem: Problem | None = None,
+        arena: ArenaUse | None = None,
     ) -> None:
         if cuda_graph and schedule.transfers:
             raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
@@ -173,6 +176,7 @@ class Runner:
             if lowered.host.slots
             else None
         )
+        self.arena = arena
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -218,6 +222,9 @@ class Runner:
         step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
+        if self.arena is not None:
+            step.arena = self.arena.begin(is_watched=self.watch is not None)
+        if self.watch is not None or (self.arena is not None and self.arena.is_checked_now):
             step.rescue = Rescue(self.program, self.written, residents)
         other: Runner | None = None
         with torch.no_grad():
@@ -259,7 +266,7 @@ class Runner:
                 step.moves = self.transfers.begin()
                 args.insert(0, step.moves)
             try:
-                with eager_kernels():
+                with inside(step.arena), eager_kernels():
                     made: list[Any] = self.lowered.forward(args)
             except BaseException:
                 step.end_moves()
@@ -340,7 +347,7 @@ class Runner:
         args += [residents[p] for p in self.stretch_positions[index]]
         if step.moving is not None:
             args.insert(0, step.moving)
-        with eager_kernels():
+        with inside(step.arena), eager_kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]

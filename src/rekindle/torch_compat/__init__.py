@@ -51,6 +51,7 @@ with missing_names_explained():
         source_line,
         told_without_nodes,
     )
+    from rekindle.torch_compat.memory_pools import MemoryPool
     from rekindle.torch_compat.ops import (
         as_modules_call,
         bare_call,
@@ -89,6 +90,7 @@ __all__ = [
     "GraphBreak",
     "GraphInput",
     "KeptAnswers",
+    "MemoryPool",
     "Reading",
     "Returned",
     "TorchDispatchMode",
