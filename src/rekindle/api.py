@@ -83,9 +83,9 @@ def plan(
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
-    `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
-    device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
-    most so much host memory.
+    `offload="auto"` lets the plan of a model on a GPU move values to host memory and back beside
+    the ops, where that is faster than recomputing them; "host_budget 32GiB" with at most so much
+    host memory, also for a model that is on a CPU and a `device_profile`.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)

@@ -86,8 +86,9 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--offload",
         metavar="WHAT",
         default=DEFAULTS.offload,
-        help='"auto": where the device\'s link is known and it is faster than recomputing; '
-        '"host_budget 32GiB": with at most so much host memory (default: nothing is moved)',
+        help='"auto": of a model on a GPU, where it is faster than recomputing; "host_budget '
+        '32GiB": with at most so much host memory, also with --device-profile (default: nothing '
+        "is moved)",
     )
 
 
