@@ -88,9 +88,9 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
     steps on a GPU allocate from segments of their own, so that less is reserved.
-    `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
-    device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
-    most so much host memory.
+    `offload="auto"` lets the plan of a model on a GPU move values to host memory and back beside
+    the ops, where that is faster than recomputing them; "host_budget 32GiB" with at most so much
+    host memory, also for a model that is on a CPU and a `device_profile`.
     `fullgraph=True` refuses a model whose code cannot be read in one piece, as `torch.compile` does
     with this option.
     """

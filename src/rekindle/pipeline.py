@@ -464,7 +464,7 @@ def _host_rates(
 ) -> HostRates | None:
     """The link to host memory that a plan may use; None where it is to use none."""
     wish = parse_offload(options.offload)
-    if wish is None or options.cuda_graph:
+    if wish is None or options.cuda_graph or (wish.only_on_gpu and device.type != "cuda"):
         return None
     if description is None and device.type == "cuda":
         found = host_rates(device, cache=options.cache, remeasure=options.remeasure)
@@ -472,12 +472,12 @@ def _host_rates(
             log.warning("the link to host memory cannot be measured now: values are not moved")
         return found
     where = description or describe(device)
-    if where.host is None and not wish.only_where_known:
+    if where.host is None and not wish.only_on_gpu:
         raise DeviceProfileError(
             f"the device description {where.name!r} has no rates to and from host memory, which "
             f"offload={options.offload!r} needs: add a table host to it"
         )
-    return None if where.kind == "cpu" and wish.only_where_known else where.host
+    return where.host
 
 
 def _host_budget(options: Options) -> int:

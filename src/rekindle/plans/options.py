@@ -90,7 +90,7 @@ class Offload:
     """What `offload` asks for."""
 
     host_budget: int | None  # bytes of host memory; None: what this machine has to spare
-    only_where_known: bool  # not on a device of which no rates are known, such as a CPU
+    only_on_gpu: bool  # elsewhere a move gains nothing, and no plan of before is to change
 
 
 _HOST_BUDGET = "host_budget"
