@@ -49,6 +49,14 @@ with missing_names_explained():
         source_line,
         told_without_nodes,
     )
+    from rekindle.torch_compat.inductor import (
+        CompiledText,
+        compile_graph,
+        cut_in_two,
+        functional_trace,
+        inductor_settings,
+        symbol_free_fake_mode,
+    )
     from rekindle.torch_compat.ops import (
         as_modules_call,
         bare_call,
@@ -77,6 +85,7 @@ __all__ = [
     "UNSUPPORTED",
     "Ask",
     "CallGuards",
+    "CompiledText",
     "CudaKernel",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -96,11 +105,15 @@ __all__ = [
     "backward_node",
     "bare_call",
     "borrowed",
+    "compile_graph",
     "copy_all",
+    "cut_in_two",
     "default_device",
     "eager_kernels",
     "filling_stand_in",
     "forward_sequence_nr",
+    "functional_trace",
+    "inductor_settings",
     "interpreted_line",
     "is_higher_order",
     "is_overload",
@@ -121,6 +134,7 @@ __all__ = [
     "source_line",
     "storage_bytes",
     "storage_key",
+    "symbol_free_fake_mode",
     "told_without_nodes",
     "transform_around",
 ]
