@@ -15,6 +15,7 @@ from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
     Budget,
+    Kernels,
     OnMiss,
     Options,
     Patterns,
@@ -52,6 +53,7 @@ def plan(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
 ) -> Plan:
@@ -82,6 +84,8 @@ def plan(
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    `kernels="inductor"` runs torch.compile's kernels, with its numbers instead of eager's;
+    `"auto"` takes whichever is faster within the budget.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -117,6 +121,7 @@ def rematerialize(
     ranks: int = DEFAULTS.ranks,
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
 ) -> nn.Module:

@@ -24,6 +24,7 @@ from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_frac
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.frontend import Reading, call_of, read
+from rekindle.inductor import compiled
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
 from rekindle.plans.options import Options
@@ -344,7 +345,41 @@ def captured(
 ) -> tuple[JointGraph, Reading]:
     """The graph that a plan is made for: as eager runs it, then rewritten."""
     joint, reading = recorded(options, model, args, kwargs)
+    if options.kernels != "eager":
+        with_kernels = _with_compiled_kernels(model, joint)
+        if with_kernels is not None:
+            return with_kernels, reading
     return rewrite(joint, fuse=options.fuse), reading
+
+
+# What was compiled for graphs of a model, while it lives; None where that failed.
+_compiled: weakref.WeakKeyDictionary[nn.Module, list[tuple[JointGraph, JointGraph | None]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _with_compiled_kernels(model: nn.Module, joint: JointGraph) -> JointGraph | None:
+    """The graph with Inductor's kernels; None, and one sentence, where it cannot have them."""
+    known = _compiled.setdefault(model, [])
+    for recorded_joint, made in known:
+        if recorded_joint is joint:
+            return made
+    begun = time.monotonic()
+    milestone(f"compiling kernels for {type(model).__name__}")
+    found = None
+    try:
+        with collector_at_rest():
+            found = compiled(joint)
+            analyse(found)
+        milestone(f"compiled {len(found.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
+    except Exception as error:  # whatever a compiler does: eager's kernels are there
+        line = next(iter(str(error).splitlines()), "")[:300]
+        log.warning(
+            "no compiled kernels for %s, eager's run instead: %s", type(model).__name__, line
+        )
+        log.debug("compiling failed", exc_info=True)
+    known[:] = [(joint, found), *known[: _MOST_RECORDED - 1]]
+    return found
 
 
 def with_backward(
@@ -353,6 +388,9 @@ def with_backward(
     """The captured graph with a backward for other gradients. The forward keeps its nodes, since it
     may have run already."""
     other = joint.with_tangents(tangents, autocast)
+    if joint.kernels != "eager":
+        # A forward of compiled kernels hands its values to the backward that it was cut from.
+        return compiled(other)
     return rewrite(other, fuse=options.fuse, beside=joint)
 
 

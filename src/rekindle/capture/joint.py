@@ -8,7 +8,7 @@ own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -75,6 +75,7 @@ class JointGraph:
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
     origin: Origin | None = None  # None: as it was recorded
+    kernels: Literal["eager", "inductor"] = "eager"  # what its nodes call
 
     def __str__(self) -> str:
         return graph_text(self.nodes, self.outputs, self.gradients)

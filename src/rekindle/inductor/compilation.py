@@ -71,6 +71,7 @@ class _Compilation:
             gradients=tuple([(copies[leaf], gradients[g]) for leaf, g in self.joint.gradients]),
             idle=tuple([copies[node] for node in self.joint.idle]),
             origin=Origin(self.joint, copies, forward_nodes),
+            kernels="inductor",
         )
 
     def _write_back(

@@ -24,6 +24,7 @@ class Fresh:
     name: str
     allocation: str
     cleared: bool
+    scratch: bool  # nobody reads it afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def function_of(form: CallForm, scope: dict[str, Any]) -> Callable[..., Any]:
         lines.append(f"    return {form.call}")
     else:
         lines.append(f"    {form.call}")
-        made = [buffer.name for buffer in form.fresh]
+        made = [buffer.name for buffer in form.fresh if not buffer.scratch]
         made = made or [form.params[i] for i in form.written[:1]]
         lines.append(f"    return {', '.join(made)}" if made else "    return None")
     text = "\n".join(lines)

@@ -39,6 +39,10 @@ from rekindle.torch_compat import pytree, storage_bytes, storage_key
 
 aten = torch.ops.aten
 
+# Buffers that mean nothing from one kernel to the next. Semaphores that Inductor clears once per
+# graph are left clear by each kernel; here each run of a kernel has its own.
+_SCRATCH = ("workspace", "semaphores")
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -64,6 +68,7 @@ class Buffer:
     node: fx.Node | None = None
     allocation: ast.Call | None = None  # until then
     cleared: bool = False
+    scratch: bool = False  # each kernel that is given it gets one of its own
 
 
 class KernelGraph:
@@ -93,7 +98,8 @@ class KernelGraph:
         for step in wrapper.steps:
             match step:
                 case Allocate():
-                    names[step.name] = Shown(Buffer(allocation=step.call))
+                    scratch = step.name.startswith(_SCRATCH)
+                    names[step.name] = Shown(Buffer(allocation=step.call, scratch=scratch))
                 case Clear():
                     buffer = names[step.name].buffer
                     if buffer.node is not None:
@@ -137,7 +143,10 @@ class KernelGraph:
             definition=definition_of(call, wrapper.kernels),
             params=tuple([taken.buffers[b] for b in given]),
             fresh=tuple(
-                [Fresh(taken.buffers[b], _text(b.allocation), b.cleared) for b in made]
+                [
+                    Fresh(taken.buffers[b], _text(b.allocation), b.cleared, b.scratch)
+                    for b in made
+                ]
             ),
             call=text,
             has_result=step.result is not None,
@@ -149,6 +158,7 @@ class KernelGraph:
             },
             is_random=draws(target),
         )
+        made = [b for b in made if not b.scratch]
         key = (id(scope), repr(form))
         if key not in self._functions:
             self._functions[key] = function_of(form, scope)
@@ -268,10 +278,7 @@ class _TensorsOut(ast.NodeTransformer):
                 return ast.Name(name, ast.Load())
             text = f"reinterpret_tensor({name}, {view.size}, {view.stride}, {view.offset})"
             return ast.parse(text, mode="eval").body
-        func = node.func  # names of kernels are no tensors
-        node = ast.Call(
-            func, [self.visit(a) for a in node.args], [self.visit(k) for k in node.keywords]
-        )
+        self.generic_visit(node)
         return node
 
 

@@ -72,6 +72,7 @@ class Wrapper:
 # What checks or frees, and changes nothing else.
 _IDLE_CALLS = frozenset({"assert_size_stride", "assert_alignment", "check_cuda_tensors"})
 _IDLE_METHODS = frozenset({"args.clear", "torch.cuda.set_device"})
+_STREAMS = frozenset({"get_raw_stream", "torch.cuda.current_stream"})
 
 
 def read_wrapper(text: str) -> Wrapper:
@@ -134,7 +135,7 @@ class _Reader:
         match value:
             case ast.Call(func=ast.Name(id=name)) if name.startswith("empty_strided"):
                 self.steps.append(Allocate(target.id, value))
-            case ast.Call(func=ast.Name(id="get_raw_stream")):
+            case ast.Call(func=func) if ast.unparse(func) in _STREAMS:
                 pass
             case ast.Name():
                 self.steps.append(Alias(target.id, value))

@@ -20,7 +20,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
-from rekindle.capture.node_facts import source_of
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
@@ -42,6 +42,8 @@ from rekindle.torch_compat import (
     eager_kernels,
     outside_modes,
 )
+
+ALIGNMENT = 16  # bytes, of what compiled kernels read
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
@@ -310,6 +312,9 @@ class Runner:
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
+        if self.joint.kernels != "eager":
+            self._lay_out_for_kernels(step, grads)
+            return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state())
         if key == (self.layouts, self.joint.autocast):
@@ -337,6 +342,39 @@ class Runner:
             ]
         else:
             step.other = other
+
+    def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
+        """The gradients as the compiled backward reads them: a missing one is zero, as torch.compile
+        has it. The backward for other outputs would need another forward."""
+        arrived = [k for k, g in enumerate(grads) if g is not None]
+        unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
+        if unplanned:
+            raise RuntimeError(
+                f"gradients arrived for outputs {unplanned} of a managed module whose compiled "
+                f"kernels were planned for outputs {[t.output for t in self.joint.tangents]}; pass "
+                'loss_fn=, or use kernels="eager"'
+            )
+        changed = self.changes.found(step, self.joint)
+        if changed is not None:
+            step.other = self._without(changed, (self.layouts, ()), self.joint)
+        step.tangents = [
+            g if wanted is None else self._laid_out_tangent(g, k)
+            for k, (g, wanted) in enumerate(zip(grads, self.layouts, strict=True))
+        ]
+        if step.rescue is not None:
+            step.rescue.keep_tangents(step.tangents)
+
+    def _laid_out_tangent(self, grad: torch.Tensor | None, slot: int) -> torch.Tensor:
+        output = self.internal[slot]
+        like = facts(self.joint.outputs[output]).value
+        if grad is None:
+            stride = next(t.stride for t in self.joint.tangents if t.output == output)
+            zero = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=self.device)
+            return zero.zero_()
+        wanted = self.layouts[slot]
+        made = grad if grad.dtype == like.dtype else grad.to(like.dtype)
+        made = laid_out(made, wanted)
+        return made.clone() if made.data_ptr() % ALIGNMENT else made
 
     def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:
         """The backward of a step that has lost something since its forward."""
