@@ -135,10 +135,21 @@ class _Compilation:
             own = facts(recorded).storage
             if storage in taken or (storage in outside and own not in outside):
                 node = kernels.clone(node)
+            node = self._laid_out(recorded, node)
             taken.add(facts(node).storage)
-            _check_layout(recorded, node)
             found[recorded] = node
         return found
+
+    def _laid_out(self, recorded: fx.Node, node: fx.Node) -> fx.Node:
+        """What leaves the graph lies in memory as eager lays it: Inductor lays out weights of
+        convolutions anew, and autograd would copy their gradients."""
+        value, wanted = facts(node).value, facts(recorded).value
+        if value.shape != wanted.shape or value.dtype != wanted.dtype:
+            raise NotCompiled(
+                f"Inductor makes {recorded.name} a tensor of {value.dtype} {tuple(value.shape)}, "
+                f"and eager one of {wanted.dtype} {tuple(wanted.shape)}"
+            )
+        return node if _has_layout(value, wanted) else self.kernels.laid_out(node, wanted)
 
     def _outputs(self, made: Sequence[Any]) -> tuple[fx.Node, ...]:
         kernels = self.kernels
@@ -148,8 +159,8 @@ class _Compilation:
             node = kernels.node_of(shown)
             if facts(node).storage in taken:
                 node = kernels.clone(node)
+            node = self._laid_out(recorded, node)
             taken.add(facts(node).storage)
-            _check_layout(recorded, node)
             by_node[recorded] = node
         by_storage = {facts(n).storage: made for n, made in by_node.items()}
         found = []
@@ -164,6 +175,13 @@ class _Compilation:
         return tuple(found)
 
 
+def _has_layout(value: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return all(
+        x == y or n == 1
+        for x, y, n in zip(value.stride(), wanted.stride(), wanted.shape, strict=True)
+    )
+
+
 def _fake_like(kernels: KernelGraph, shown: Shown) -> torch.Tensor:
     root = facts(shown.buffer.node).value
     size = root.untyped_storage().nbytes() // root.dtype.itemsize
@@ -172,19 +190,6 @@ def _fake_like(kernels: KernelGraph, shown: Shown) -> torch.Tensor:
     if view is None:
         return torch.as_strided(room, root.shape, root.stride(), root.storage_offset())
     return torch.as_strided(room, view.size, view.stride, root.storage_offset() + view.offset)
-
-
-def _check_layout(recorded: fx.Node, node: fx.Node) -> None:
-    """What leaves the graph must lie in memory as eager lays it."""
-    a, b = facts(recorded).value, facts(node).value
-    same = a.shape == b.shape and a.dtype == b.dtype and all(
-        x == y or n == 1 for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True)
-    )
-    if not same:
-        raise NotCompiled(
-            f"Inductor lays {recorded.name} out as {b.dtype} {tuple(b.shape)} {b.stride()}, and "
-            f"eager as {a.dtype} {tuple(a.shape)} {a.stride()}"
-        )
 
 
 def _left_alone(source: Functional) -> frozenset[fx.Node]:

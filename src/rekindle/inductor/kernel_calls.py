@@ -74,6 +74,12 @@ def function_of(form: CallForm, scope: dict[str, Any]) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def restrided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides."""
+    copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
 def called(call: ast.Call, scope: Mapping[str, Any]) -> Any:
     """What a call of the wrapper calls: a kernel, an op, or a function of a library."""
     func = call.func

@@ -23,6 +23,7 @@ from rekindle.inductor.kernel_calls import (
     draws,
     function_of,
     kernel_name,
+    restrided,
     written_arguments,
 )
 from rekindle.inductor.wrapper import (
@@ -33,6 +34,7 @@ from rekindle.inductor.wrapper import (
     Part,
     Run,
     Wrapper,
+    method_of,
     view_source,
 )
 from rekindle.torch_compat import pytree, storage_bytes, storage_key
@@ -95,10 +97,11 @@ class KernelGraph:
         """Adds the calls of a wrapper; what it returns, None where that is no tensor."""
         names: dict[str, Shown] = dict(zip(wrapper.inputs, given, strict=True))
         wholes: dict[str, fx.Node] = {}  # results of several tensors
+        scratches = _scratches(wrapper)
         for step in wrapper.steps:
             match step:
                 case Allocate():
-                    scratch = step.name.startswith(_SCRATCH)
+                    scratch = step.name in scratches
                     names[step.name] = Shown(Buffer(allocation=step.call, scratch=scratch))
                 case Clear():
                     buffer = names[step.name].buffer
@@ -124,22 +127,30 @@ class KernelGraph:
         self, step: Run, wrapper: Wrapper, scope: dict[str, Any], names: dict[str, Shown]
     ) -> fx.Node:
         call = step.call
-        target = called(call, scope)
+        method = method_of(call)
+        if method is not None and method[0] in names:
+            target: Any = None
+            kernel = method[1]
+        else:
+            target, kernel, method = called(call, scope), kernel_name(call), None
         taken = _TensorsOut(names)
         text = ast.unparse(taken.visit(_copy(call)))
-        written = {
-            names[n.id].buffer
-            for argument in written_arguments(call, target, wrapper.kernels)
-            for n in ast.walk(argument)
-            if isinstance(n, ast.Name) and n.id in names
-        }
+        if method is not None:
+            written = {names[method[0]].buffer} if kernel.endswith("_") else set()
+        else:
+            written = {
+                names[n.id].buffer
+                for argument in written_arguments(call, target, wrapper.kernels)
+                for n in ast.walk(argument)
+                if isinstance(n, ast.Name) and n.id in names
+            }
         made = [b for b in taken.buffers if b.node is None]
         given = [b for b in taken.buffers if b.node is not None]
         if step.result is not None and made:
-            raise NotCompiled(f"{kernel_name(call)} writes into a buffer and gives one back")
+            raise NotCompiled(f"{kernel} writes into a buffer and gives one back")
         positions = tuple([i for i, b in enumerate(given) if b in written])
         form = CallForm(
-            kernel=kernel_name(call),
+            kernel=kernel,
             definition=definition_of(call, wrapper.kernels),
             params=tuple([taken.buffers[b] for b in given]),
             fresh=tuple(
@@ -237,6 +248,10 @@ class KernelGraph:
         args = (root, list(like.shape), list(like.stride()), like.storage_offset())
         return self._view(aten.as_strided.default, args)
 
+    def laid_out(self, node: fx.Node, like: torch.Tensor) -> fx.Node:
+        """A copy that lies in memory as the recorded tensor does."""
+        return self._view(restrided, (node, list(like.stride())))
+
     def copied(self, recorded: fx.Node) -> fx.Node:
         """A recorded view of placeholders."""
         if recorded not in self.copies:
@@ -245,6 +260,19 @@ class KernelGraph:
             set_facts(node, replace(facts(recorded), writes=()))
             self.copies[recorded] = node
         return self.copies[recorded]
+
+
+def _scratches(wrapper: Wrapper) -> set[str]:
+    """Workspaces that only kernels are given: what others read is a result like any other."""
+    found = {
+        step.name
+        for step in wrapper.steps
+        if isinstance(step, Allocate) and step.name.startswith(_SCRATCH)
+    }
+    for step in wrapper.steps:
+        if isinstance(step, Run) and not ast.unparse(step.call.func).endswith(".run"):
+            found -= {n.id for n in ast.walk(step.call) if isinstance(n, ast.Name)}
+    return found
 
 
 class _TensorsOut(ast.NodeTransformer):
@@ -311,6 +339,11 @@ def _text(allocation: ast.Call | None) -> str:
 def _fake(allocation: ast.Call | None, joint: JointGraph) -> torch.Tensor:
     """The tensor of an allocation, without data."""
     assert allocation is not None
+    if isinstance(allocation.func, ast.Attribute):
+        room = _fake(allocation.func.value, joint)  # type: ignore[arg-type]
+        size, stride = (ast.literal_eval(a) for a in allocation.args)
+        with joint.session.recorder.fake_mode:
+            return torch.as_strided(room, size, stride)
     assert isinstance(allocation.func, ast.Name)
     device = allocation.func.id.removeprefix("empty_strided_")
     keywords = {k.arg: k.value for k in allocation.keywords}

@@ -133,7 +133,7 @@ class _Reader:
         if not isinstance(target, ast.Name):
             raise _unknown(target)
         match value:
-            case ast.Call(func=ast.Name(id=name)) if name.startswith("empty_strided"):
+            case ast.Call() if _is_allocation(value):
                 self.steps.append(Allocate(target.id, value))
             case ast.Call(func=func) if ast.unparse(func) in _STREAMS:
                 pass
@@ -157,6 +157,30 @@ class _Reader:
                 self.steps.append(Clear(buffer))
             case _:
                 self.steps.append(Run(call, None))
+
+
+def _is_allocation(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name(id=name):
+            return name.startswith("empty_strided")
+        case ast.Attribute(value=ast.Call() as inner, attr="as_strided"):  # of a padded room
+            return _is_allocation(inner)
+    return False
+
+
+def method_of(call: ast.Call) -> tuple[str, str] | None:
+    """The buffer and the last method of a call such as `buf0[0 : 64].view(8, 8).sum(dim=0)`; None
+    where it is a function that is called."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    at: ast.expr = call.func
+    while not isinstance(at, ast.Name):
+        match at:
+            case ast.Attribute(value=inner) | ast.Subscript(value=inner) | ast.Call(func=inner):
+                at = inner
+            case _:
+                return None
+    return at.id, call.func.attr
 
 
 def _unknown(line: ast.AST) -> NotCompiled:
