@@ -189,9 +189,9 @@ def line(r: Record) -> str:
     text += f" launches {r['launches']} host {r['host_ms'] or 0:.1f} ms"
     if "planned_peak_bytes" in r:
         text += (
-            f" [{r['kernels']}: planned {r['planned_ms']:.2f} ms {r['planned_peak_bytes'] / GIB:.3f}"
-            f" GiB of {(r['budget_bytes'] or 0) / GIB:.3f}, {r['num_steps'] - r['num_ops']} repeats]"
-            f" plan {r['plan_s']:.1f} s"
+            f" [{r['kernels']}: planned {r['planned_ms']:.2f} ms"
+            f" {r['planned_peak_bytes'] / GIB:.3f} GiB of {(r['budget_bytes'] or 0) / GIB:.3f},"
+            f" {r['num_steps'] - r['num_ops']} repeats] plan {r['plan_s']:.1f} s"
         )
     if "compile_s" in r:
         text += f" compiled in {r['compile_s']:.0f} s"
@@ -242,9 +242,7 @@ def main() -> None:
         return
     due = [n for n in names if args.again or not is_done(n, args.records)]
     passed = [a for a in sys.argv[1:] if a != "--again"]
-    commands = [
-        [sys.executable, __file__, *passed, "--one", "--models", name] for name in due
-    ]
+    commands = [[sys.executable, __file__, *passed, "--one", "--models", name] for name in due]
     run_all(commands, args.jobs, time.monotonic() + args.deadline)
     print("\n".join(line(r) for r in records(args.records)))
 

@@ -50,9 +50,7 @@ class _Compilation:
         if self.joint.forward_only:
             forward, backward = source.graph, None
         else:
-            forward, backward = cut_in_two(
-                source.graph, source.inputs, num_outputs, source.mode
-            )
+            forward, backward = cut_in_two(source.graph, source.inputs, num_outputs, source.mode)
         saved = self._write_back(forward, backward)
         primals = [kernels.placeholder(node) for node in source.primals]
         made = self._run(forward, primals, len(source.outputs), "forward")
@@ -74,9 +72,7 @@ class _Compilation:
             kernels="inductor",
         )
 
-    def _write_back(
-        self, forward: fx.GraphModule, backward: fx.GraphModule | None
-    ) -> list[str]:
+    def _write_back(self, forward: fx.GraphModule, backward: fx.GraphModule | None) -> list[str]:
         """The last states of what is written to become writes at the end of the forward, where
         Inductor makes them parts of its kernels. Returns the names of what is saved."""
         source = self.source
@@ -88,9 +84,7 @@ class _Compilation:
         for node, last in zip(source.written, results, strict=False):
             held = placeholders[position[node]]
             if held.name in given:
-                raise NotCompiled(
-                    f"the backward reads {node.name}, which the forward writes to"
-                )
+                raise NotCompiled(f"the backward reads {node.name}, which the forward writes to")
             with forward.graph.inserting_before(output):
                 copy = forward.graph.call_function(aten.copy_.default, (held, last))
                 copy.meta.update(last.meta)
@@ -110,9 +104,7 @@ class _Compilation:
         text: CompiledText = compile_graph(graph, inputs, range(num_visible), kind, mode)
         return self.kernels.run(read_wrapper(text.text), text.scope, given)
 
-    def _backward(
-        self, backward: fx.GraphModule, kept: dict[str, Any]
-    ) -> dict[fx.Node, fx.Node]:
+    def _backward(self, backward: fx.GraphModule, kept: dict[str, Any]) -> dict[fx.Node, fx.Node]:
         kernels = self.kernels
         kernels.phase = "backward"
         tangents = [kernels.placeholder(node) for node in self.source.tangents]

@@ -1,8 +1,8 @@
 """A recorded `JointGraph` -> the functional graph that Inductor compiles.
 
-The recorded ops run once more on fake tensors, in order, and are written down without in-place ops
-and views. What the forward writes to (running statistics, counters) is worked on in a copy; its last
-state is one more output, which is written back when the graph is cut in two (`compilation`).
+The recorded ops run once more on fake tensors, in order, and are written down without in-place
+ops. What the forward writes to (running statistics, counters) is worked on in a copy; its
+last state is one more output, written back when the graph is cut in two (`compilation`).
 """
 
 import operator
@@ -20,8 +20,6 @@ from rekindle.inductor.wrapper import NotCompiled
 from rekindle.torch_compat import functional_trace, is_overload, symbol_free_fake_mode
 
 aten = torch.ops.aten
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +63,11 @@ def functional(joint: JointGraph) -> Functional:
     with mode:
         fakes = [_like(facts(n).value) for n in (*primals, *tangents)]
         graph = functional_trace(call, fakes[: len(primals)], fakes[len(primals) :])
-    return Functional(
-        graph, mode, tuple(fakes), primals, tangents, written, outputs, gradients
-    )
+    return Functional(graph, mode, tuple(fakes), primals, tangents, written, outputs, gradients)
 
 
 def _like(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device=value.device
-    )
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _written(joint: JointGraph, primals: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
@@ -145,9 +139,7 @@ def _batch_norm(
 ) -> Any:
     """Running statistics are written by an op whose schema does not say so."""
     if not training or mean is None or var is None:
-        return aten.native_batch_norm.default(
-            x, weight, bias, mean, var, training, momentum, eps
-        )
+        return aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
     made = aten._native_batch_norm_legit_functional.default(
         x, weight, bias, mean, var, training, momentum, eps
     )

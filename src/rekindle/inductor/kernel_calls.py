@@ -107,7 +107,7 @@ def written_arguments(
         return _by_triton(call, target)
     if name.startswith("extern_kernels."):
         return out
-    packet = isinstance(target, torch._ops.OpOverloadPacket)
+    packet = isinstance(target, type(torch.ops.aten.add))
     if packet and name.endswith("_"):
         return [*call.args[:1], *out]
     if packet:
@@ -132,15 +132,18 @@ def _by_triton(call: ast.Call, kernel: Any) -> list[ast.expr]:
     """Arguments of generated kernels have telling names; others are refused."""
     signature = kernel.triton_meta["signature"]
     names = [n for n, kind in signature.items() if kind != "constexpr"]
-    if len(names) != len(call.args):
-        names = list(kernel.fn.arg_names)[: len(call.args)]
+    # Templates are given the grid besides.
+    if len(names) > len(call.args) or not all(map(_is_number, call.args[len(names) :])):
+        raise NotCompiled(f"{kernel_name(call)} has arguments {names} and is given others")
     mutated = set(kernel.mutated_arg_names or ())
     found = []
-    for name, argument in zip(names, call.args, strict=True):
+    for name, argument in zip(names, call.args, strict=False):
         if name in mutated or name.startswith(("out_ptr", "in_out_ptr", "ws_ptr", "sem_ptr")):
             found.append(argument)
-        elif not name.startswith(("in_ptr", "arg_", "load_seed", "ks")) and not _is_number(argument):
-            raise NotCompiled(f"argument {name} of the kernel {call.func} is not known")
+        elif not name.startswith(("in_ptr", "arg_", "load_seed", "ks")) and not _is_number(
+            argument
+        ):
+            raise NotCompiled(f"argument {name} of {kernel_name(call)} is not known")
     return found
 
 

@@ -117,9 +117,7 @@ class KernelGraph:
                     if step.result is not None:
                         wholes[step.result] = made
                         names[step.result] = Shown(Buffer(made))
-        return [
-            None if isinstance(r, ast.Constant) else _shown(r, names) for r in wrapper.results
-        ]
+        return [None if isinstance(r, ast.Constant) else _shown(r, names) for r in wrapper.results]
 
     # ---- calls
 
@@ -154,10 +152,7 @@ class KernelGraph:
             definition=definition_of(call, wrapper.kernels),
             params=tuple([taken.buffers[b] for b in given]),
             fresh=tuple(
-                [
-                    Fresh(taken.buffers[b], _text(b.allocation), b.cleared, b.scratch)
-                    for b in made
-                ]
+                [Fresh(taken.buffers[b], _text(b.allocation), b.cleared, b.scratch) for b in made]
             ),
             call=text,
             has_result=step.result is not None,

@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ from rekindle.runtime.rescue import (
 from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.torch_compat import (
     backward_keeps_graph,
+    compiled_kernels,
     eager_kernels,
     outside_modes,
 )
@@ -134,6 +136,10 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
+        self.kernels: Callable[[], Any] = eager_kernels
+        if joint.kernels != "eager" and self.device.type == "cuda":
+            # Compiled kernels are launched on the current device, wherever their arguments are.
+            self.kernels = functools.partial(compiled_kernels, self.device)
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -207,7 +213,7 @@ class Runner:
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
             args = [residents[p] for p in self.forward_positions]
-            with eager_kernels():
+            with self.kernels():
                 made: list[Any] = self.lowered.forward(args)
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
@@ -277,7 +283,7 @@ class Runner:
             args, step.env = step.env, None
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
-        with eager_kernels():
+        with self.kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
@@ -344,8 +350,8 @@ class Runner:
             step.other = other
 
     def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
-        """The gradients as the compiled backward reads them: a missing one is zero, as torch.compile
-        has it. The backward for other outputs would need another forward."""
+        """The gradients as the compiled backward reads them: a missing one is zero, as
+        torch.compile has it. The backward for other outputs would need another forward."""
         arrived = [k for k, g in enumerate(grads) if g is not None]
         unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
         if unplanned:

@@ -67,6 +67,7 @@ with missing_names_explained():
         nn_functions,
     )
     from rekindle.torch_compat.running import (
+        compiled_kernels,
         eager_kernels,
         outside_modes,
         recurrent_layers_call,
@@ -106,6 +107,7 @@ __all__ = [
     "bare_call",
     "borrowed",
     "compile_graph",
+    "compiled_kernels",
     "copy_all",
     "cut_in_two",
     "default_device",

@@ -88,9 +88,7 @@ def cut_in_two(
     from torch._inductor.virtualized import V
 
     with V.set_fake_mode(mode):
-        forward, backward = partition_fn(
-            joint, list(inputs), num_fwd_outputs=num_forward_outputs
-        )
+        forward, backward = partition_fn(joint, list(inputs), num_fwd_outputs=num_forward_outputs)
     return forward, backward
 
 

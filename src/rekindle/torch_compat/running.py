@@ -37,6 +37,23 @@ class eager_kernels:
             torch.set_autocast_enabled(device, True)
 
 
+class compiled_kernels(eager_kernels):
+    """The same for kernels that Inductor compiled for a GPU."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.cuda.device(device)
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__(*_)
+        self._device.__exit__(None, None, None)
+
+
 @functools.cache
 def _generator_name() -> str:
     """What `checkpoint(..., use_reentrant=False)` runs a region by."""
