@@ -24,7 +24,7 @@ from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_frac
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, PlanMismatch
 from rekindle.frontend import Reading, call_of, read
-from rekindle.inductor import compiled
+from rekindle.inductor import with_compiled_kernels
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
 from rekindle.plans.options import Options
@@ -95,6 +95,18 @@ def plan_call(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     _say_what_is_planned(model)
+    if options.kernels == "auto":
+        return _faster_plan(options, model, args, kwargs, first)
+    return _plan_call(options, model, args, kwargs, first)
+
+
+def _plan_call(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: PlanRecord | None,
+) -> tuple[PlanRecord, Captured]:
     joint, reading = _captured_told(options, model, args, kwargs)
     given = None
     if options.device_budget is not None:
@@ -107,6 +119,44 @@ def plan_call(
     record, captured = plan_joint(options, joint, name, sample, given, at_least, reading)
     made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
     return replace(record, provenance=made), captured
+
+
+def _faster_plan(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: PlanRecord | None,
+) -> tuple[PlanRecord, Captured]:
+    """Of the plans with eager's and with compiled kernels, the one whose step is predicted to be
+    faster. A fraction is of the peak with eager's kernels, for both. For the smallest budget, the
+    one with the smaller peak."""
+    found: list[tuple[PlanRecord, Captured]] = []
+    refused: BudgetInfeasible | None = None
+    for kernels in ("eager", "inductor"):
+        again = replace(options, kernels=kernels)
+        if found and is_fraction(options.budget):
+            again = replace(again, budget=found[0][0].budget_bytes)
+        try:
+            made = _plan_call(again, model, args, kwargs, first)
+        except BudgetInfeasible as error:
+            refused = refused or error
+            continue
+        if made[1].joint.kernels == kernels:  # else there are no compiled ones
+            found.append(made)
+    if not found:
+        assert refused is not None
+        raise refused
+
+    def rank(made: tuple[PlanRecord, Captured]) -> tuple[int, int]:
+        record, captured = made
+        predictor = Predictor(captured.program, captured.profile, record.problem)
+        peak = predictor.peak_bytes(record.schedule) if options.budget == MIN_BUDGET else 0
+        return peak, predictor.step_ns(record.schedule)
+
+    best = min(found, key=rank)
+    milestone(f"{best[1].joint.kernels} kernels are taken")
+    return best
 
 
 def _circumstances(
@@ -263,6 +313,7 @@ def capture_for(
             f"the plan was made for {made.device} and the model is on {', '.join(sorted(where))}; "
             "move the model or make a new plan"
         )
+    options = replace(options, kernels=record.options.kernels)
     joint, reading = captured(options, model, args, kwargs)
     sample = sample_of(joint, [given.value for given in reading.inputs])
     with collector_at_rest():
@@ -346,40 +397,10 @@ def captured(
     """The graph that a plan is made for: as eager runs it, then rewritten."""
     joint, reading = recorded(options, model, args, kwargs)
     if options.kernels != "eager":
-        with_kernels = _with_compiled_kernels(model, joint)
-        if with_kernels is not None:
-            return with_kernels, reading
+        compiled = with_compiled_kernels(model, joint)
+        if compiled is not None:
+            return compiled, reading
     return rewrite(joint, fuse=options.fuse), reading
-
-
-# What was compiled for graphs of a model, while it lives; None where that failed.
-_compiled: weakref.WeakKeyDictionary[nn.Module, list[tuple[JointGraph, JointGraph | None]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _with_compiled_kernels(model: nn.Module, joint: JointGraph) -> JointGraph | None:
-    """The graph with Inductor's kernels; None, and one sentence, where it cannot have them."""
-    known = _compiled.setdefault(model, [])
-    for recorded_joint, made in known:
-        if recorded_joint is joint:
-            return made
-    begun = time.monotonic()
-    milestone(f"compiling kernels for {type(model).__name__}")
-    found = None
-    try:
-        with collector_at_rest():
-            found = compiled(joint)
-            analyse(found)
-        milestone(f"compiled {len(found.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
-    except Exception as error:  # whatever a compiler does: eager's kernels are there
-        line = next(iter(str(error).splitlines()), "")[:300]
-        log.warning(
-            "no compiled kernels for %s, eager's run instead: %s", type(model).__name__, line
-        )
-        log.debug("compiling failed", exc_info=True)
-    known[:] = [(joint, found), *known[: _MOST_RECORDED - 1]]
-    return found
 
 
 def with_backward(
@@ -388,9 +409,6 @@ def with_backward(
     """The captured graph with a backward for other gradients. The forward keeps its nodes, since it
     may have run already."""
     other = joint.with_tangents(tangents, autocast)
-    if joint.kernels != "eager":
-        # A forward of compiled kernels hands its values to the backward that it was cut from.
-        return compiled(other)
     return rewrite(other, fuse=options.fuse, beside=joint)
 
 
@@ -492,7 +510,10 @@ def _record(
         solver=solution.solver,
         # If the loss is the only output, `hold_outputs=False` drops nothing and plans the same
         # step: record it as held, so that plan files of equal steps are equal.
-        options=kept_options(options, hold_outputs=program.held == program.given),
+        options=kept_options(
+            replace(options, kernels=program.joint.kernels),
+            hold_outputs=program.held == program.given,
+        ),
         provenance=Provenance(
             torch=torch_release(),
             rekindle=own_version(),

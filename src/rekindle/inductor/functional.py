@@ -47,6 +47,8 @@ def functional(joint: JointGraph) -> Functional:
     gradients = tuple(dict.fromkeys([made for _, made in joint.gradients]))
     mode = symbol_free_fake_mode()
 
+    changed = {_storage(n) for node in joint.nodes for n in facts(node).writes}
+
     def run(primals_: Sequence[Any], tangents_: Sequence[Any]) -> list[Any]:
         values = dict(zip((*primals, *tangents), (*primals_, *tangents_), strict=True))
         for node in written:
@@ -54,7 +56,7 @@ def functional(joint: JointGraph) -> Functional:
         for node in joint.nodes:
             if node.op != "placeholder":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = _run(node, args, kwargs)
+                values[node] = _run(node, args, kwargs, changed)
         return [values[n] for n in (*written, *outputs, *gradients)]
 
     def call(primals: Any, tangents: Any) -> list[Any]:
@@ -124,7 +126,13 @@ def _returned(joint: JointGraph) -> tuple[fx.Node, ...]:
 # ---- ops that hide a write, or a draw that Inductor could make itself
 
 
-def _run(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def _run(node: fx.Node, args: Any, kwargs: Any, changed: set[int]) -> Any:
+    """One recorded call. `changed`: the storages that are written to at some time."""
+    if node.target in _BY_STRIDES and not _has_strides(args[0], facts(node.args[0]).value):
+        # A decomposition may lay its result out in another way than eager's kernel.
+        if node.target is aten.as_strided.default or _storage(node) in changed:
+            raise NotCompiled(f"{node.target} depends on how {node.args[0]} lies in memory")
+        return args[0].reshape(args[1])
     special: Callable[..., Any] | None = _SPECIAL.get(node.target)
     if special is not None:
         return special(*args, **kwargs)
@@ -173,6 +181,11 @@ def _bernoulli_(x: Any, p: float = 0.5) -> Any:
     return x.copy_(torch.rand_like(x, dtype=torch.float32) < p)
 
 
+def _has_strides(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    return tensor.stride() == like.stride() and tensor.storage_offset() == like.storage_offset()
+
+
+_BY_STRIDES = frozenset({aten.view.default, aten._unsafe_view.default, aten.as_strided.default})
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.cudnn_batch_norm.default: _cudnn_batch_norm,

@@ -210,6 +210,8 @@ class KernelGraph:
             key = storage_key(value)
             if key not in self._storages:
                 self._storages[key] = new_storage()
+            elif node.target is operator.getitem:
+                raise NotCompiled(f"{node.args[0]} gives back two tensors that share memory")
             storage, num_bytes = self._storages[key], storage_bytes(value)
         self._number -= 1
         set_facts(node, NodeFacts(value, storage, num_bytes, writes, self.phase, self._number))

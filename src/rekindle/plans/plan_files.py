@@ -42,7 +42,7 @@ _KEYS = {
 }
 # At the top level of the file. The seed stands in the record of the schedule, where a schedule file
 # without a plan has it too.
-_OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
+_OPTIONS = tuple(name for name in KEPT_OPTIONS if name not in ("seed", "kernels"))
 
 
 def write_plan(path: str | os.PathLike[str], plan: PlanRecord) -> None:
@@ -67,6 +67,8 @@ def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
     }
     # Absent rather than null; readers accept both. Plan files of 0.1 have none of these.
+    if plan.options.kernels != "eager":
+        data["kernels"] = plan.options.kernels
     if made.made_by:
         data["made_by"] = made.made_by
     if made.inputs:
@@ -102,6 +104,10 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
             f"{where}: the schedule moves values to the host; this release runs no such plan"
         )
     options = {name: data[name] for name in _OPTIONS}
+    kernels = data.get("kernels") or "eager"
+    if kernels not in ("eager", "inductor"):
+        raise FileError(f"{where}: 'kernels' is {brief(kernels)}; expected 'eager' or 'inductor'")
+    options["kernels"] = kernels
     options |= {name: tuple(data[name]) for name in ("save", "recompute")}
     plan = PlanRecord(  # refuses a schedule that cannot be executed
         problem=problem,
