@@ -2,6 +2,7 @@
 
 import logging
 import time
+import warnings
 import weakref
 
 from torch import nn
@@ -33,7 +34,8 @@ def with_compiled_kernels(model: nn.Module, joint: JointGraph) -> JointGraph | N
     milestone(f"compiling kernels for {type(model).__name__}")
     found = None
     try:
-        with collector_at_rest():
+        with collector_at_rest(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says of its own code
             found = compiled(joint)
         milestone(f"compiled {len(found.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
     except Exception as error:  # a compiler may raise anything; eager's kernels are there

@@ -156,6 +156,8 @@ class Runner:
 
     def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
+        if self.kernels is not eager_kernels and any(t.data_ptr() % ALIGNMENT for t in residents):
+            return f"a tensor lies at an address that is no multiple of {ALIGNMENT} bytes"
         if self.guards.run is None:
             return None
         return self.guards.broken([residents[p] for p in self.guard_positions])
@@ -377,9 +379,7 @@ class Runner:
             stride = next(t.stride for t in self.joint.tangents if t.output == output)
             zero = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=self.device)
             return zero.zero_()
-        wanted = self.layouts[slot]
-        made = grad if grad.dtype == like.dtype else grad.to(like.dtype)
-        made = laid_out(made, wanted)
+        made = laid_out(grad, self.layouts[slot])
         return made.clone() if made.data_ptr() % ALIGNMENT else made
 
     def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-# One buffer per value, so that a schedule decides what is kept and what lies where; no graphs of
-# kernels, since the order is the schedule's. All else is as torch.compile has it.
+# No buffer is used again for another value, so that a schedule decides what lies where; no graphs of
+# kernels, since the order is the schedule's. All else is as torch.compile has it, kernels that write
+# over what dies included.
 _SETTINGS: dict[str, Any] = {
     "allow_buffer_reuse": False,
-    "inplace_buffers": False,
     "triton.cudagraphs": False,
     "cpp_wrapper": False,
     "graph_partition": False,
@@ -65,6 +65,7 @@ def symbol_free_fake_mode() -> Any:
 def functional_trace(run: Callable[..., Any], *nests: Any) -> fx.GraphModule:
     """The graph of a function on fake tensors, without in-place ops, of the ops that Inductor
     knows. Its placeholders are called as the function's arguments."""
+    import torch._inductor.compile_fx  # some decompositions look for modules that it imports
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
