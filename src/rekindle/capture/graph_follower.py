@@ -26,6 +26,7 @@ from rekindle.torch_compat import (
     FakeTensor,
     as_modules_call,
     asked,
+    eager_layouts_answered,
     is_saved_region,
     new_fake_mode,
     outside_modes,
@@ -121,6 +122,7 @@ class Follower:
                 stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
                 stack.enter_context(run_saved_regions_plainly())
+                stack.enter_context(eager_layouts_answered())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))
                 stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
                 stack.enter_context(self.recorder.fake_mode)

@@ -22,6 +22,7 @@ from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
+    eager_layouts_answered,
     is_overload,
     outside_modes,
     pytree,
@@ -128,7 +129,8 @@ class JointGraph:
     ) -> "JointGraph":
         """The recorded forward with another recorded backward: gradients arrive for other outputs,
         in other layouts, or inside autocast, which casts the backward's own ops."""
-        with collector_at_rest(), outside_modes(), self.session.recorder.fake_mode:
+        answered = eager_layouts_answered()
+        with collector_at_rest(), outside_modes(), answered, self.session.recorder.fake_mode:
             return _with_backward(replace(self.recorded, autocast=autocast), tuple(tangents))
 
 

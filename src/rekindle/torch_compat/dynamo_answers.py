@@ -24,6 +24,7 @@ from torch import fx
 from rekindle.errors import CaptureError
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
+from rekindle.torch_compat.fake_tensors import eager_layouts_answered
 from rekindle.torch_compat.prepared import Prepared, left_as_it_was
 
 
@@ -92,6 +93,7 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
     unguarded = Unguarded()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
+        stack.enter_context(eager_layouts_answered())
         stack.enter_context(_functions_answered(mark, returned, unguarded))
         stack.enter_context(_loggers_answered())
         stack.enter_context(_numbers_answered(ask))
