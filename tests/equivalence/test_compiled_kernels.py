@@ -3,6 +3,7 @@ planned, and what cannot be compiled runs with eager's kernels."""
 
 import functools
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.meter import Seed
 from support.schedules import thrice
 from support.zoo import BY_NAME, Example, gaussian
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 import rekindle
@@ -22,9 +24,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_compiler() -> Iterator[None]:
     """Inductor's pool of processes would outlive the test."""
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    with inductor_config.patch(compile_threads=1):
+        yield
 
 
 class Small(nn.Module):

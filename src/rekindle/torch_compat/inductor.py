@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-# No buffer is used again for another value, so that a schedule decides what lies where; no graphs of
-# kernels, since the order is the schedule's. All else is as torch.compile has it, kernels that write
-# over what dies included.
+# No buffer is used again for another value, so that a schedule decides what lies where; no graphs
+# of kernels, since the order is the schedule's. All else is as torch.compile has it, kernels that
+# write over what dies included.
 _SETTINGS: dict[str, Any] = {
     "allow_buffer_reuse": False,
     "triton.cudagraphs": False,
