@@ -17,7 +17,12 @@ from rekindle.capture import JointGraph, op_effects
 from rekindle.capture.node_facts import facts, source_of
 from rekindle.capture.random_streams import own_generator
 from rekindle.inductor.wrapper import NotCompiled
-from rekindle.torch_compat import functional_trace, is_overload, symbol_free_fake_mode
+from rekindle.torch_compat import (
+    functional_trace,
+    is_overload,
+    symbol_free_fake_mode,
+    trace_as,
+)
 
 aten = torch.ops.aten
 
@@ -56,6 +61,7 @@ def functional(joint: JointGraph) -> Functional:
         for node in joint.nodes:
             if node.op != "placeholder":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                trace_as(node.name)
                 values[node] = _run(node, args, kwargs, changed)
         return [values[n] for n in (*written, *outputs, *gradients)]
 

@@ -83,6 +83,7 @@ class KernelGraph:
         self.phase: Phase = "forward"
         self.copies: dict[fx.Node, fx.Node] = {}
         self._storages: dict[int, int] = {}
+        self._recorded = {node.name: node for node in joint.nodes}
         self._functions: dict[Any, Any] = {}
         self._number = -2  # of ops that belong to nothing recorded
 
@@ -178,7 +179,7 @@ class KernelGraph:
         else:
             value = tuple(values) or None
         node = self.graph.call_function(self._functions[key], args)
-        self._describe(node, value, writes)
+        self._describe(node, value, writes, self._origin(step.origins))
         if len(made) == 1:
             made[0].node = node
         for i, buffer in enumerate(made if len(made) > 1 else ()):
@@ -200,10 +201,22 @@ class KernelGraph:
             if user.target is operator.getitem and user.args[1] == index:
                 return Shown(Buffer(user))
         node = self.graph.call_function(operator.getitem, (whole, index))
-        self._describe(node, facts(whole).value[index], ())
+        self._describe(node, facts(whole).value[index], (), facts(whole))
         return Shown(Buffer(node))
 
-    def _describe(self, node: fx.Node, value: Any, writes: tuple[fx.Node, ...]) -> None:
+    def _origin(self, names: Sequence[str]) -> NodeFacts | None:
+        """Of the recorded nodes that a kernel computes, the last one of the phase: it stands for
+        the kernel where modules, lines and pairs of forward and backward are told."""
+        known = [facts(self._recorded[n]) for n in names if n in self._recorded]
+        return next((f for f in reversed(known) if f.phase == self.phase), None)
+
+    def _describe(
+        self,
+        node: fx.Node,
+        value: Any,
+        writes: tuple[fx.Node, ...],
+        like: NodeFacts | None = None,
+    ) -> None:
         storage, num_bytes = NO_STORAGE, 0
         if isinstance(value, torch.Tensor):
             new_storage = self.joint.session.recorder.new_storage
@@ -213,8 +226,11 @@ class KernelGraph:
             elif node.target is operator.getitem:
                 raise NotCompiled(f"{node.args[0]} gives back two tensors that share memory")
             storage, num_bytes = self._storages[key], storage_bytes(value)
-        self._number -= 1
-        set_facts(node, NodeFacts(value, storage, num_bytes, writes, self.phase, self._number))
+        if like is None:
+            self._number -= 1
+            like = NodeFacts(sequence_nr=self._number)
+        known = (self.phase, like.sequence_nr, like.module, like.where)
+        set_facts(node, NodeFacts(value, storage, num_bytes, writes, *known))
 
     # ---- what leaves
 

@@ -7,7 +7,9 @@ it has hardly changed from release to release; whatever is not known here is ref
 """
 
 import ast
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rekindle.errors import CaptureError
 
@@ -54,6 +56,7 @@ class Run:
 
     call: ast.Call
     result: str | None  # the name of what it gives back
+    origins: tuple[str, ...] = ()  # the nodes of the traced graph that it computes
 
 
 Step = Allocate | Clear | Alias | Part | Run
@@ -90,7 +93,37 @@ def read_wrapper(text: str) -> Wrapper:
         raise NotCompiled("Inductor's wrapper has no single function `call`")
     reader = _Reader()
     reader.read(found[0].body)
-    return Wrapper(reader.inputs, tuple(reader.steps), reader.results, kernels)
+    steps = _with_origins(reader.steps, kernels, text.splitlines())
+    return Wrapper(reader.inputs, tuple(steps), reader.results, kernels)
+
+
+_ORIGINS = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
+
+
+def _with_origins(
+    steps: Sequence[Step], kernels: Mapping[str, ast.Call], lines: Sequence[str]
+) -> Iterator[Step]:
+    """Comments above a call, or above the definition of the kernel that is called, say what the
+    kernel computes. A kernel that is called several times has one definition."""
+    comments = {
+        number: tuple(found[1].split(", "))
+        for number, line in enumerate(lines, 1)
+        if (found := _ORIGINS.search(line)) is not None
+    }
+    defined = sorted(call.lineno for call in kernels.values())
+    before = 0
+    for step in steps:
+        if isinstance(step, Run):
+            name = ast.unparse(step.call.func).removesuffix(".run")
+            near = range(step.call.lineno, before, -1)
+            above = next((comments[n] for n in near if n in comments), ())
+            if not above and name in kernels:
+                begin = kernels[name].lineno
+                last = max((n for n in defined if n < begin), default=0)
+                above = next((comments[n] for n in range(begin, last, -1) if n in comments), ())
+            before = step.call.lineno
+            step = replace(step, origins=above)
+        yield step
 
 
 def view_source(expr: ast.expr) -> ast.expr | None:

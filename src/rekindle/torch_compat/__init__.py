@@ -57,6 +57,7 @@ with missing_names_explained():
         functional_trace,
         inductor_settings,
         symbol_free_fake_mode,
+        trace_as,
     )
     from rekindle.torch_compat.ops import (
         as_modules_call,
@@ -140,5 +141,6 @@ __all__ = [
     "storage_key",
     "symbol_free_fake_mode",
     "told_without_nodes",
+    "trace_as",
     "transform_around",
 ]

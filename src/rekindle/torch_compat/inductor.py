@@ -40,7 +40,7 @@ def inductor_settings() -> Iterator[None]:
     from torch._inductor import config
 
     known = {name: value for name, value in _SETTINGS.items() if _has(config, name)}
-    # Where this torch is told to recompute inside compiled graphs, two would decide the same thing.
+    # Its own budget would decide the same thing a second time.
     with config.patch(known), functorch_config.patch(activation_memory_budget=1.0):
         yield
 
@@ -74,11 +74,24 @@ def functional_trace(run: Callable[..., Any], *nests: Any) -> fx.GraphModule:
     names = run.__code__.co_varnames[: run.__code__.co_argcount]
     scope: dict[str, Any] = {"run": functional}
     exec(f"def call({', '.join(names)}): return run({', '.join(names)})", scope)
-    with torch.no_grad():
+    with torch.no_grad(), fx.traceback.preserve_node_meta():
         made = make_fx(scope["call"], decomposition_table=select_decomp_table())(*nests)
     made.graph.eliminate_dead_code()
     made.recompile()
     return made
+
+
+class _Origin:
+    """What Inductor names in its comments as the source of a kernel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def trace_as(name: str) -> None:
+    """What `functional_trace` writes down from here on comes from a node of this name; the wrapper
+    text says of each kernel which names it came from."""
+    fx.traceback.current_meta["from_node"] = [_Origin(name)]
 
 
 def cut_in_two(
