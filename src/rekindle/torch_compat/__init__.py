@@ -15,6 +15,7 @@ with missing_names_explained():
     from rekindle.torch_compat.autograd import (
         backward_keeps_graph,
         backward_node,
+        differentiated_now,
         forward_sequence_nr,
         kept_tensors,
         node_sequence_nr,
@@ -70,6 +71,7 @@ with missing_names_explained():
     )
     from rekindle.torch_compat.running import (
         compiled_kernels,
+        as_eager_calls,
         eager_kernels,
         outside_modes,
         recurrent_layers_call,
@@ -102,6 +104,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_eager_calls",
     "as_modules_call",
     "asked",
     "backward_keeps_graph",
@@ -113,6 +116,7 @@ __all__ = [
     "copy_all",
     "cut_in_two",
     "default_device",
+    "differentiated_now",
     "eager_kernels",
     "eager_layouts_answered",
     "filling_stand_in",
