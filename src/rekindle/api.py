@@ -15,6 +15,7 @@ from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
     Budget,
+    Kernels,
     OnMiss,
     Options,
     Patterns,
@@ -53,6 +54,7 @@ def plan(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
     arena: bool = DEFAULTS.arena,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
@@ -88,6 +90,8 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
     steps on a GPU allocate from segments of their own, so that less is reserved.
+    `kernels="inductor"` runs torch.compile's kernels, with its numbers instead of eager's;
+    `"auto"` takes whichever is faster within the budget.
     `offload="auto"` lets the plan of a model on a GPU move values to host memory and back beside
     the ops, where that is faster than recomputing them; "host_budget 32GiB" with at most so much
     host memory, also for a model that is on a CPU and a `device_profile`.
@@ -129,6 +133,7 @@ def rematerialize(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
     arena: bool = DEFAULTS.arena,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,

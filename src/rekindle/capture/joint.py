@@ -8,7 +8,7 @@ own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -77,6 +77,7 @@ class JointGraph:
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
     origin: Origin | None = None  # None: as it was recorded
+    kernels: Literal["eager", "inductor"] = "eager"  # what its nodes call
     # Which inputs, as the call's graph counts them, forward makes to require grad.
     made_to_require: tuple[int, ...] = ()
     marked: tuple[int, ...] = ()  # the outputs that forward itself calls retain_grad() on

@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
-from rekindle.capture.node_facts import source_of
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
@@ -42,9 +43,12 @@ from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
     backward_keeps_graph,
+    compiled_kernels,
     eager_kernels,
     outside_modes,
 )
+
+ALIGNMENT = 16  # bytes, of what compiled kernels read
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
@@ -177,6 +181,10 @@ class Runner:
             else None
         )
         self.arena = arena
+        self.kernels: Callable[[], Any] = eager_kernels
+        if joint.kernels != "eager" and self.device.type == "cuda":
+            # Compiled kernels are launched on the current device, wherever their arguments are.
+            self.kernels = functools.partial(compiled_kernels, self.device)
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -193,6 +201,8 @@ class Runner:
 
     def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
+        if self.kernels is not eager_kernels and any(t.data_ptr() % ALIGNMENT for t in residents):
+            return f"a tensor lies at an address that is no multiple of {ALIGNMENT} bytes"
         if self.guards.run is None:
             return None
         return self.guards.broken([residents[p] for p in self.guard_positions])
@@ -266,7 +276,7 @@ class Runner:
                 step.moves = self.transfers.begin()
                 args.insert(0, step.moves)
             try:
-                with inside(step.arena), eager_kernels():
+                with inside(step.arena), self.kernels():
                     made: list[Any] = self.lowered.forward(args)
             except BaseException:
                 step.end_moves()
@@ -347,7 +357,7 @@ class Runner:
         args += [residents[p] for p in self.stretch_positions[index]]
         if step.moving is not None:
             args.insert(0, step.moving)
-        with inside(step.arena), eager_kernels():
+        with inside(step.arena), self.kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
@@ -392,6 +402,9 @@ class Runner:
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
+        if self.joint.kernels != "eager":
+            self._lay_out_for_kernels(step, grads)
+            return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state(), retained)
         if key == (self.layouts, self.joint.autocast, self.joint.retained):
@@ -419,6 +432,37 @@ class Runner:
             ]
         else:
             step.other = other
+
+    def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
+        """The gradients as the compiled backward reads them: a missing one is zero, as
+        torch.compile has it. The backward for other outputs would need another forward."""
+        arrived = [k for k, g in enumerate(grads) if g is not None]
+        unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
+        if unplanned:
+            raise RuntimeError(
+                f"gradients arrived for outputs {unplanned} of a managed module whose compiled "
+                f"kernels were planned for outputs {[t.output for t in self.joint.tangents]}; pass "
+                'loss_fn=, or use kernels="eager"'
+            )
+        changed = self.changes.found(step, self.joint)
+        if changed is not None:
+            step.other = self._without(changed, (self.layouts, ()), self.joint)
+        step.tangents = [
+            g if wanted is None else self._laid_out_tangent(g, k)
+            for k, (g, wanted) in enumerate(zip(grads, self.layouts, strict=True))
+        ]
+        if step.rescue is not None:
+            step.rescue.keep_tangents(step.tangents)
+
+    def _laid_out_tangent(self, grad: torch.Tensor | None, slot: int) -> torch.Tensor:
+        output = self.internal[slot]
+        like = facts(self.joint.outputs[output]).value
+        if grad is None:
+            stride = next(t.stride for t in self.joint.tangents if t.output == output)
+            zero = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=self.device)
+            return zero.zero_()
+        made = laid_out(grad, self.layouts[slot])
+        return made.clone() if made.data_ptr() % ALIGNMENT else made
 
     def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:
         """The backward of a step that has lost something since its forward."""

@@ -63,6 +63,23 @@ def outside_function_modes() -> Iterator[None]:
         _put_function_modes(modes)
 
 
+class compiled_kernels(eager_kernels):
+    """The same for kernels that Inductor compiled for a GPU."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.cuda.device(device)
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__(*_)
+        self._device.__exit__(None, None, None)
+
+
 class as_eager_calls:
     """Inside `eager_kernels`: Python code that runs as it does in eager's backward, without a graph
     and with all of the dispatcher."""
