@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rekindle.errors import CaptureError
 from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
@@ -136,7 +137,11 @@ def rematerialize(
             )
         return manage_plan(options, None, model, inplace=inplace)
     args, kwargs = as_args(args), with_loss_args(model, kwargs, loss_fn, loss_args)
-    first = make_plan(options, model, args, kwargs)
+    first: Plan | CaptureError
+    try:
+        first = make_plan(options, model, args, kwargs)
+    except CaptureError as error:
+        first = error  # its parts may be planned
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 
 

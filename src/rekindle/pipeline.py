@@ -95,6 +95,7 @@ def plan_call(
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     _say_what_is_planned(model)
     joint, reading = _captured_told(options, model, args, kwargs)
+    DataGuards(joint)  # what cannot be asked again at a call is refused before anything is measured
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -203,7 +204,7 @@ def plan_joint(
     """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
     the device budget, resolved."""
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, name, sample)
+        program, profile, problem = formulated(options, joint, name, sample)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
@@ -265,7 +266,7 @@ def capture_for(
     joint, reading = captured(options, model, args, kwargs)
     sample = sample_of(joint, [given.value for given in reading.inputs])
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
+        program, profile, problem = formulated(options, joint, type(model).__name__, sample)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, reading, options)
@@ -385,9 +386,11 @@ def torch_release() -> str:
 # ---- stages
 
 
-def _formulated(
+def formulated(
     options: Options, joint: JointGraph, name: str, sample: Sample | None
 ) -> tuple[Program, Profile, Problem]:
+    """The stages from a graph to its problem; ops that no earlier run has measured are measured on
+    the sample."""
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "

@@ -92,8 +92,10 @@ class Runner:
         cuda_graph: bool = False,
         guards: Guards | None = None,
         problem: Problem | None = None,
+        max_stretches: int = 12,
     ) -> None:
-        joint, lowered = program.joint, emit(program, schedule, problem)
+        joint = program.joint
+        lowered = emit(program, schedule, problem, max_stretches)
         self.program = program
         self.schedule = schedule
         self.joint = joint

@@ -61,6 +61,7 @@ with missing_names_explained():
     from rekindle.torch_compat.running import (
         eager_kernels,
         outside_modes,
+        push_mode,
         recurrent_layers_call,
         run_saved_regions_plainly,
         transform_around,
@@ -112,6 +113,7 @@ __all__ = [
     "node_sequence_nr",
     "outputs_below",
     "outside_modes",
+    "push_mode",
     "python_references",
     "pytree",
     "read_call",

@@ -1,0 +1,307 @@
+"""The regions of one managed model: which submodules are, and how their calls run.
+
+While the model's own forward runs, submodules that are regions, or not known yet, have another
+`forward` on the object, for the time of the call alone. It looks for a region whose guards hold.
+Where there is none it tries to read the call: what can be read becomes a region, what cannot runs
+as it is, and its children are looked at in turn. The first training step is recorded
+(`Recording`); until a plan is there, each region keeps only its inputs.
+"""
+
+import functools
+import logging
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.capture.pytrees import split
+from rekindle.errors import CaptureError, PlanMismatch
+from rekindle.frontend import Call
+from rekindle.runtime.plan_table import AnswerChanged, Layout, input_layouts
+from rekindle.runtime.regions.kinds import MadeRegion, RegionKind
+from rekindle.runtime.regions.recording import RecordedCall, Recording
+from rekindle.runtime.runner import Runner
+from rekindle.solve.regions import RegionOption, eager_option
+from rekindle.torch_compat import outside_modes, transform_around
+
+log = logging.getLogger("rekindle")
+
+MakeRegion = Callable[[nn.Module, Call], MadeRegion]
+Key = tuple[str, int]  # module path, and the number of its call in the step
+
+_MOST_KINDS = 8  # read for one module
+
+
+class Regions:
+    """The regions of one managed model, and the plan for all of them."""
+
+    def __init__(
+        self,
+        whole: CaptureError,
+        make_region: MakeRegion,
+        make_plan: Callable[["Regions", Recording], Any],
+        on_miss: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.whole = whole  # why the model is not planned in one piece
+        self.plan: Any = None
+        self.planned: dict[Key, tuple[str, RegionOption]] = {}  # with the hash of the problem
+        self.kinds: list[RegionKind] = []
+        self.kinds_of: dict[str, list[RegionKind]] = {}  # per path
+        self.opaque: dict[str, str] = {}  # path -> why it is no region
+        self.recording: Recording | None = None
+        self._make_region, self._make_plan = make_region, make_plan
+        self._on_miss, self._warn = on_miss, warn
+        self._failed: dict[Any, str] = {}
+        self._unplanned = True  # whether calls were seen that the plan does not know
+        self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Regions":
+        """A copied model learns its own: guards are about objects of the first one."""
+        return Regions(self.whole, self._make_region, self._make_plan, self._on_miss, self._warn)
+
+    def run(self, model: nn.Module, call: Call) -> Any:
+        """A call of the whole model."""
+        if not torch.is_grad_enabled() or transform_around():
+            return call.eager()
+        with self._lock:
+            self._end_recording()
+            recording = None
+            if self._unplanned and self.recording is None:
+                recording = self._begin_recording(model, call)
+            run = _Run(self, model, recording)
+            with run:
+                if recording is None:
+                    return call.eager()
+                with recording.mode:
+                    out = call.eager()
+            self._returned(recording, out)
+            return out
+
+    # ---- learning
+
+    def _begin_recording(self, model: nn.Module, call: Call) -> Recording:
+        given, _ = split((call.args, call.keywords))
+        tensors = [*model.parameters(), *model.buffers(), *given]
+        tensors += [t.grad for t in model.parameters() if t.grad is not None]
+        device = next((t.device for t in tensors), torch.device("cpu"))
+        return Recording([t for t in tensors if _has_storage(t)], device)
+
+    def _returned(self, recording: Recording, out: Any) -> None:
+        if not recording.calls:
+            raise CaptureError(f"{self.whole}; no part of the model that can be planned was found")
+        tensors, _ = split(out)
+        recording.returned(tensors)
+        self.recording = recording
+
+    def _end_recording(self) -> None:
+        """Plans as soon as a whole step has been seen; until then the next one is waited for."""
+        recording = self.recording
+        if recording is None or recording.is_pending:
+            return
+        self.recording = None
+        recording.close()
+        if recording.is_complete:
+            self._unplanned = False
+            with outside_modes():
+                self.plan = self._make_plan(self, recording)
+
+    # ---- calls of submodules
+
+    def find(self, path: str, module: nn.Module, call: Call) -> RegionKind | None:
+        """The kind of this call; None where it is no region."""
+        scope = call.scope
+        known = self.kinds_of.setdefault(path, [])
+        for kind in known:
+            if kind.guards.check(scope):
+                return kind
+        cls = type(module)
+        for kind in self.kinds:
+            if kind.cls is cls and kind not in known and kind.guards.check(scope):
+                known.append(kind)
+                return kind
+        layouts = input_layouts(call.args, call.keywords)
+        if known and not self._may_read(path, known, layouts):
+            return None
+        return self._read(path, module, call, layouts)
+
+    def _may_read(
+        self, path: str, known: Sequence[RegionKind], layouts: Mapping[str, Layout]
+    ) -> bool:
+        if len(known) < _MOST_KINDS and any(kind.layouts == layouts for kind in known):
+            return True
+        if self._on_miss == "replan":
+            return len(known) < _MOST_KINDS
+        shapes = ", ".join(str(layout) for layout in layouts.values())
+        why = f"{path or 'the model'} is called with ({shapes}), which is not planned"
+        if self._on_miss == "raise":
+            raise PlanMismatch(f"{why}; make a plan for it, or use on_miss='replan'")
+        self._warn(f"a part of this call runs eagerly and may exceed the budget: {why}")
+        return False
+
+    def _read(
+        self, path: str, module: nn.Module, call: Call, layouts: dict[str, Layout]
+    ) -> RegionKind | None:
+        mark = (type(module), tuple(layouts.items()), module.training)
+        why = self._failed.get(mark) or _nothing_to_gain(module)
+        if not why:
+            try:
+                with outside_modes():
+                    kind = RegionKind(type(module), self._make_region(module, call))
+                if eager_option(kind.problem).kept <= kind.default.kept:
+                    why = "it keeps nothing for the backward that it could compute again"
+                elif not kind.guards.check(call.scope):
+                    why = "its guards do not hold for the call that it was read from"
+            except Exception as error:  # eager will raise what is the model's own
+                why = str(error) or type(error).__name__
+        if why:
+            self._failed[mark] = why
+            if not self.kinds_of.get(path):
+                self.opaque[path] = why
+            log.debug("%s is no region: %s", path, why)
+            return None
+        self.kinds.append(kind)
+        self.kinds_of[path].append(kind)
+        return kind
+
+    def option(self, kind: RegionKind, key: Key) -> RegionOption:
+        """How a call runs: as planned, or keeping only its inputs until it is."""
+        found = self.planned.get(key)
+        if found is not None and found[0] == kind.hash:
+            return found[1]
+        self._unplanned = True
+        if self.plan is not None:
+            self._warn(
+                f"{key[0]} runs for the first time: it keeps only its inputs until it is planned, "
+                "and this step may exceed the budget"
+            )
+        return kind.default
+
+
+def _nothing_to_gain(module: nn.Module) -> str:
+    """Layers of torch that are one op."""
+    cls = type(module)
+    leaf = next(module.children(), None) is None and not isinstance(module, nn.RNNBase)
+    if leaf and cls.__module__.startswith("torch.nn.modules."):
+        return "a layer of torch that is one op"
+    return ""
+
+
+def has_parts(model: nn.Module) -> bool:
+    """Whether there is a submodule that may become a region."""
+    return any(
+        path and not _not_called(module) and not _nothing_to_gain(module)
+        for path, module in model.named_modules()
+    )
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+class _Run:
+    """One call of the model: `forward` of its submodules leads here while it lasts."""
+
+    def __init__(self, regions: Regions, model: nn.Module, recording: Recording | None) -> None:
+        self.regions, self.recording = regions, recording
+        self._thread = threading.get_ident()
+        self._counts: dict[str, int] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._own: dict[str, Any] = {}  # path -> what stood in the way of the class's forward
+        inside = ""
+        for path, module in model.named_modules():
+            if not path or (inside and path.startswith(inside)):
+                continue
+            if path in regions.opaque or _not_called(module):
+                continue
+            self._modules[path] = module
+            if regions.kinds_of.get(path):
+                inside = f"{path}."
+
+    def __enter__(self) -> None:
+        self._put(self._modules)
+
+    def __exit__(self, *_: object) -> None:
+        self._take(list(self._own))
+
+    def _put(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path not in self._own and path not in self.regions.opaque:
+                module = self._modules[path]
+                self._own[path] = module.__dict__.get("forward")
+                module.__dict__["forward"] = functools.partial(self._called, path)
+
+    def _take(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path not in self._own:
+                continue
+            own, table = self._own.pop(path), self._modules[path].__dict__
+            if own is None:
+                table.pop("forward", None)
+            else:
+                table["forward"] = own
+
+    def _called(self, path: str, /, *args: Any, **kwargs: Any) -> Any:
+        module = self._modules[path]
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled():
+            own = self._own.get(path)
+            forward = own or type(module).forward.__get__(module)
+            return forward(*args, **kwargs)
+        below = [p for p in self._own if p == path or p.startswith(f"{path}.")]
+        self._take(below)
+        try:
+            forward = module.forward
+            call = Call(forward, args, kwargs)
+            kind = self.regions.find(path, module, call)
+            if kind is not None:
+                try:
+                    return self._region(path, kind, call)
+                except AnswerChanged as changed:
+                    self.regions._warn(
+                        f"a part of this call runs eagerly and may exceed the budget: {changed}"
+                    )
+            # As it is, and its children are looked at.
+            self._put(p for p in below if p != path)
+            return forward(*args, **kwargs)
+        finally:
+            self._put(below)
+
+    def _region(self, path: str, kind: RegionKind, call: Call) -> Any:
+        number = self._counts.get(path, 0)
+        option = self.regions.option(kind, (path, number))
+        recording = self.recording
+        if recording is None:
+            out = self._keeping_random(kind.callable(option, None), call)
+        else:
+            recorded = RecordedCall(kind, path, number)
+
+            def ran(runner: Runner, outs: Sequence[Any]) -> None:
+                recording.forward(recorded, runner, outs)
+
+            with recording.paused():
+                out = self._keeping_random(kind.callable(option, ran), call)
+        self._counts[path] = number + 1
+        return out
+
+    @staticmethod
+    def _keeping_random(function: Callable[..., Any], call: Call) -> Any:
+        state = random.getstate()
+        try:
+            return function(**call.scope)
+        except AnswerChanged:
+            random.setstate(state)  # eager will draw the same numbers
+            raise
+
+
+def _not_called(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict))
+
+
