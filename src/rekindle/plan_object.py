@@ -457,7 +457,7 @@ def _in_regions(
             given = device_budget(options, model, (), {}, recording.device).step_bytes
         name = plain_class(model).__name__
         with planning_shown():
-            return Plan(plan_regions(options, name, given, regions, recording))
+            return Plan(plan_regions(options, model, name, given, regions, recording))
 
     return Regions(
         error,

@@ -7,6 +7,7 @@ put together from the regions' problems and from what was recorded between them.
 import functools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -16,7 +17,15 @@ from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.joint import dense_stride
 from rekindle.capture.pytrees import named_tensors
 from rekindle.capture.separate_uses import check_uses, separate_uses
-from rekindle.core import MIN_BUDGET, Status, keep_all, parse_budget, simulate
+from rekindle.core import (
+    MIN_BUDGET,
+    Schedule,
+    Status,
+    is_fraction,
+    keep_all,
+    parse_budget,
+    simulate,
+)
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.frontend import Call, read
@@ -30,7 +39,16 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.measured_step import sample_of
 from rekindle.runtime.plan_table import input_layouts
 from rekindle.runtime.regions import MadeRegion, Recording, Regions
-from rekindle.solve.regions import RegionOption, StepProblem, StepSchedule, menu_of, search_options
+from rekindle.solve.regions import (
+    Key,
+    RegionOption,
+    Step,
+    StepProblem,
+    menu_of,
+    search_options,
+    siblings,
+    with_call,
+)
 from rekindle.solve.registry import find_solver
 from rekindle.solving import NO_BUDGET
 
@@ -38,6 +56,7 @@ log = logging.getLogger("rekindle")
 
 _MENU_LIMIT_S = 4.0  # for the options of one distinct region
 _CHOICE_LIMIT_S = 10.0
+_MOST_STEPS = 6  # ways through the model that are planned together
 
 
 def region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
@@ -81,61 +100,92 @@ def _with_all_tangents(joint: JointGraph) -> JointGraph:
 
 
 def plan_regions(
-    options: Options, name: str, given_bytes: int | None, regions: Regions, recording: Recording
+    options: Options,
+    model: nn.Module,
+    name: str,
+    given_bytes: int | None,
+    regions: Regions,
+    recording: Recording,
 ) -> PlanRecord:
-    """One schedule for the step that was recorded; the regions are told their parts of it. Raises
-    BudgetInfeasible."""
+    """One schedule for the step that was recorded, and for those that were before; the regions are
+    told their parts of it. Raises BudgetInfeasible."""
     begun = time.monotonic()
-    step = recording.problem(name, options.hold_outputs)
-    whole = simulate(step.problem, keep_all(step.problem))
+    step, hashes = _fullest(recording.step(options.hold_outputs), model, recording)
+    problem = StepProblem(step.events, step.storages, step.calls, step.held, name)
+    regions.steps = [problem, *_not_within(regions.steps, problem)][:_MOST_STEPS]
+    regions.hashes.update(hashes)
+    whole = simulate(problem.problem, keep_all(problem.problem))
     budget = given_bytes
     if options.budget not in (None, MIN_BUDGET):
         budget = parse_budget(options.budget, whole.peak)
+        if regions.plan is not None and is_fraction(options.budget):
+            budget = max(budget, regions.plan.budget_bytes or 0)
     if budget is None and options.budget != MIN_BUDGET:
         raise TypeError(NO_BUDGET)
-    menus = _menus(options, recording)
-    best, smallest = search_options(
-        step, menus, 0 if budget is None else budget, min(_CHOICE_LIMIT_S, options.time_limit_s)
-    )
+    menus = _menus(options, regions, recording)
+    limit_s = min(_CHOICE_LIMIT_S, options.time_limit_s)
+    best, smallest = search_options(regions.steps, menus, budget or 0, limit_s)
     if best is None and (budget is None or options.best_effort):
-        best, budget = smallest, smallest.trace.peak
+        best, budget = smallest, smallest.peak
     if best is None:
-        peak = smallest.trace.peak
         raise BudgetInfeasible(
-            f"{format.size(step.problem, budget or 0)} cannot be met by the regions of {name}; "
-            f"smallest found {format.size_rounded_up(step.problem, peak)} ({peak:,} bytes). Give "
-            'at least that, budget="min", or best_effort=True to take it',
-            peak,
+            f"{format.size(problem.problem, budget or 0)} cannot be met by the regions of {name}; "
+            f"smallest found {format.size_rounded_up(problem.problem, smallest.peak)} "
+            f"({smallest.peak:,} bytes). Give at least that, "
+            'budget="min", or best_effort=True to take it',
+            smallest.peak,
         )
-    record = _record(options, step, best, budget, recording)
-    regions.planned = {
-        call.key: (call.kind.hash, option)
-        for call, option in zip(recording.calls, best.chosen, strict=True)
-    }
+    record = _record(options, problem, best.schedules[0], budget, recording)
+    regions.planned = {key: (regions.hashes[key], o) for key, o in best.options.items()}
     log.warning(
-        "planned %d regions in %.1f s: %s", len(recording.calls), time.monotonic() - begun, record
+        "planned %d regions in %.1f s: %s", len(step.calls), time.monotonic() - begun, record
     )
     return record
 
 
-def _menus(options: Options, recording: Recording) -> list[tuple[RegionOption, ...]]:
+def _fullest(step: Step, model: nn.Module, recording: Recording) -> tuple[Step, dict[Key, str]]:
+    """The step with the calls of all equal layers, and the hash of each call's problem."""
+    hashes = {call.key: call.kind.hash for call in recording.calls}
+    classes = {call.kind.cls for call in recording.calls}
+    known = [path for path, module in model.named_modules() if type(module) in classes]
+    seen = [call.key for call in step.calls]
+    for k, key in siblings(seen, known):
+        longer = with_call(step, k, key)
+        if longer is not step:
+            step = longer
+            hashes[key] = hashes[seen[k]]
+    return step, hashes
+
+
+def _not_within(steps: Sequence[StepProblem], new: StepProblem) -> list[StepProblem]:
+    """Of earlier steps, those with a call that the new one has not."""
+    keys = {call.key for call in new.calls}
+    return [step for step in steps if not keys.issuperset(call.key for call in step.calls)]
+
+
+def _menus(
+    options: Options, regions: Regions, recording: Recording
+) -> dict[Key, tuple[RegionOption, ...]]:
     """Per call; equal problems share theirs."""
     solver = find_solver(options.solver)
-    found: dict[str, tuple[RegionOption, ...]] = {}
-    distinct = len({call.kind.hash for call in recording.calls})
-    limit_s = min(_MENU_LIMIT_S, options.time_limit_s / max(1, distinct))
-    for call in recording.calls:
-        if call.kind.hash not in found:
-            found[call.kind.hash] = menu_of(call.kind.problem, solver, limit_s)
-    return [
-        found[c.kind.hash] if c.has_backward else (c.kind.default,) for c in recording.calls
-    ]
+    new = {c.kind.hash: c.kind.problem for c in recording.calls if c.kind.hash not in regions.menus}
+    limit_s = min(_MENU_LIMIT_S, options.time_limit_s / max(1, len(new)))
+    for mark, problem in new.items():
+        regions.menus[mark] = menu_of(problem, solver, limit_s)
+    without_backward = {c.key: c.kind.default for c in recording.calls if not c.has_backward}
+    menus = {}
+    for step in regions.steps:
+        for call in step.calls:
+            default = without_backward.get(call.key)
+            menu = regions.menus[regions.hashes[call.key]]
+            menus[call.key] = menu if default is None else (default,)
+    return menus
 
 
 def _record(
     options: Options,
     step: StepProblem,
-    best: StepSchedule,
+    schedule: Schedule,
     budget: int | None,
     recording: Recording,
 ) -> PlanRecord:
@@ -143,7 +193,7 @@ def _record(
     solver = options.solver if isinstance(options.solver, str) else options.solver.name
     return PlanRecord(
         problem=problem,
-        schedule=best.schedule,
+        schedule=schedule,
         status=Status.FEASIBLE,
         bound=None,
         budget_bytes=budget,

@@ -21,7 +21,7 @@ from rekindle.capture.node_facts import facts, source_of
 from rekindle.profile import blocks_of
 from rekindle.runtime.regions.kinds import RegionKind
 from rekindle.runtime.runner import Runner
-from rekindle.solve.regions import RegionCall, StepEvent, StepProblem, Storage
+from rekindle.solve.regions import Key, RegionCall, Step, StepEvent, Storage
 from rekindle.torch_compat import FakeTensor, TorchDispatchMode, push_mode, pytree, storage_key
 
 _RESIDENT = -1
@@ -41,7 +41,7 @@ class RecordedCall:
     has_backward: bool = False
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         return self.path, self.number
 
 
@@ -249,21 +249,23 @@ class Recording:
             handle.remove()
         self._handles.clear()
 
-    def problem(self, name: str, hold_outputs: bool) -> StepProblem:
-        """The step as a problem."""
-        storages = [Storage(s.size, s.born, s.died) for s in self.storages]
-        calls = [
+    def step(self, hold_outputs: bool) -> Step:
+        """What was seen, as data."""
+        calls = tuple(
             RegionCall(
-                *(c.kind.problem, c.path, dict(c.given), dict(c.tangents), dict(c.gradients)),
+                *(c.kind.problem, c.key, dict(c.given), dict(c.tangents), dict(c.gradients)),
                 frozenset(c.final),
             )
             for c in self.calls
-        ]
-        events = list(self.events)
+        )
         # Regions whose backward did not run keep what they keep: to the end.
         late = [k for k, c in reversed(list(enumerate(self.calls))) if not c.has_backward]
-        events += [StepEvent("backward", self.calls[k].path, call=k) for k in late]
-        return StepProblem(events, storages, calls, self.held if hold_outputs else (), name)
+        return Step(
+            (*self.events, *(StepEvent("backward", calls[k].path, call=k) for k in late)),
+            tuple(Storage(s.size, s.born, s.died) for s in self.storages),
+            calls,
+            tuple(self.held) if hold_outputs else (),
+        )
 
 
 class _Alive:

@@ -25,13 +25,12 @@ from rekindle.runtime.plan_table import AnswerChanged, Layout, input_layouts
 from rekindle.runtime.regions.kinds import MadeRegion, RegionKind
 from rekindle.runtime.regions.recording import RecordedCall, Recording
 from rekindle.runtime.runner import Runner
-from rekindle.solve.regions import RegionOption, eager_option
+from rekindle.solve.regions import Key, RegionOption, StepProblem, eager_option
 from rekindle.torch_compat import outside_modes, transform_around
 
 log = logging.getLogger("rekindle")
 
 MakeRegion = Callable[[nn.Module, Call], MadeRegion]
-Key = tuple[str, int]  # module path, and the number of its call in the step
 
 _MOST_KINDS = 8  # read for one module
 
@@ -50,6 +49,10 @@ class Regions:
         self.whole = whole  # why the model is not planned in one piece
         self.plan: Any = None
         self.planned: dict[Key, tuple[str, RegionOption]] = {}  # with the hash of the problem
+        # What planning knows: ways through the model, problems of calls, and menus by problem.
+        self.steps: list[StepProblem] = []
+        self.hashes: dict[Key, str] = {}
+        self.menus: dict[str, tuple[RegionOption, ...]] = {}
         self.kinds: list[RegionKind] = []
         self.kinds_of: dict[str, list[RegionKind]] = {}  # per path
         self.opaque: dict[str, str] = {}  # path -> why it is no region

@@ -2,22 +2,27 @@
 docs/internals/regions.md."""
 
 from rekindle.solve.regions.choice import Moment, choose_options
+from rekindle.solve.regions.fullest_path import Step, siblings, with_call
 from rekindle.solve.regions.menu import RegionOption, eager_option, keeps_inputs_only, menu_of
-from rekindle.solve.regions.search import StepSchedule, search_options, simulated
-from rekindle.solve.regions.step_problem import RegionCall, StepEvent, StepProblem, Storage
+from rekindle.solve.regions.search import Chosen, search_options, simulated
+from rekindle.solve.regions.step_problem import Key, RegionCall, StepEvent, StepProblem, Storage
 
 __all__ = [
+    "Chosen",
+    "Key",
     "Moment",
     "RegionCall",
     "RegionOption",
+    "Step",
     "StepEvent",
     "StepProblem",
-    "StepSchedule",
     "Storage",
     "choose_options",
     "eager_option",
     "keeps_inputs_only",
     "menu_of",
     "search_options",
+    "siblings",
     "simulated",
+    "with_call",
 ]

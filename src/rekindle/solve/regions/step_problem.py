@@ -40,16 +40,23 @@ class Storage:
     died: int | None  # position of the last event that it was there at; None: it stayed
 
 
+Key = tuple[str, int]  # module path, and the number of its call in the step
+
+
 @dataclass(frozen=True, slots=True)
 class RegionCall:
     """One call of a region, and which of its values are which storages."""
 
     problem: Problem
-    path: str  # of the module
+    key: Key
     given: dict[int, int]  # value that its forward gives -> storage
     tangents: dict[int, int]  # value that its loss makes -> storage; those that arrived
     gradients: dict[int, int]  # value among the problem's outputs -> storage
     final: frozenset[int]  # of those, gradients that stay to the end of the step
+
+    @property
+    def path(self) -> str:
+        return self.key[0]
 
 
 @dataclass
@@ -74,7 +81,7 @@ class _Building:
 
 
 class StepProblem:
-    """The problem, and how the options of its regions become a schedule of it."""
+    """The problem of a step, and how the options of its regions become a schedule of it."""
 
     def __init__(
         self,
