@@ -80,6 +80,7 @@ def region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
     name = type(module).__name__
     with collector_at_rest():
         program, _, problem = formulated(options, joint, name, sample)
+    joint.session.recorder.forget_inputs()
     empty = tuple(replace(i, value=None) for i in reading.inputs)
     return MadeRegion(
         replace(reading, inputs=empty),
