@@ -4,10 +4,11 @@ The stages are those of `pipeline`, once per region; what is new is that the pro
 put together from the regions' problems and from what was recorded between them.
 """
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -37,7 +38,6 @@ from rekindle.profile import device_name
 from rekindle.report import format
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.measured_step import sample_of
-from rekindle.runtime.plan_table import input_layouts
 from rekindle.runtime.regions import MadeRegion, Recording, Regions
 from rekindle.solve.regions import (
     Key,
@@ -62,6 +62,22 @@ _MOST_STEPS = 6  # ways through the model that are planned together
 def region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
     """A submodule's call through the stages of the line, up to its problem. Raises CaptureError for
     what cannot be read in one piece."""
+    with _quiet():
+        return _region_of(options, module, call)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch logs of an op that it cannot run on fake tensors: it is tried, and may fail."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
     options = replace(options, loss_fn=None, hold_outputs=False, cuda_graph=False, schedule=None)
     with collector_at_rest():
         follower = Follower(Names(module, named_tensors((call.args, call.keywords), "args")))
@@ -88,7 +104,6 @@ def region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
         program,
         problem,
         functools.partial(with_backward, options),
-        input_layouts(call.args, call.keywords),
     )
 
 

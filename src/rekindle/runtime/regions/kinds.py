@@ -28,16 +28,15 @@ class MadeRegion:
     program: Program
     problem: Problem
     record_backward: RecordBackward
-    layouts: dict[str, Layout]
 
 
 class RegionKind:
     """What all calls have in common for which one set of guards holds."""
 
-    def __init__(self, cls: type, made: MadeRegion) -> None:
+    def __init__(self, cls: type, made: MadeRegion, layouts: dict[str, Layout]) -> None:
         self.cls = cls
         self.guards = made.reading.guards
-        self.layouts = made.layouts
+        self.layouts = layouts
         self.program, self.problem = made.program, made.problem
         self.hash = problem_hash(made.problem)
         self.default = keeps_inputs_only(made.problem)

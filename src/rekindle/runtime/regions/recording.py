@@ -68,7 +68,8 @@ class Recording:
         self._paused = 0
         self._handles: list[Any] = []
         self._graph: weakref.ref[Any] | None = None  # something that lives as long as the graph
-        self._costs: dict[int, int] = {}
+        self._steps: dict[int, weakref.ref[Any]] = {}  # of calls
+        self._expected: set[int] = set()  # calls that a backward from the model's outputs reaches
         for tensor in residents:
             self._enter(tensor, _RESIDENT)
 
@@ -156,6 +157,7 @@ class Recording:
         made = next((out.grad_fn for out in outs if out.grad_fn is not None), None)
         if made is not None:
             stretch = made.next_functions[0][0]
+            self._steps[k] = weakref.ref(stretch.call[1])
             self._hook(made, before=_weakly(self._arrived, call, runner))
             self._hook(
                 stretch,
@@ -215,6 +217,9 @@ class Recording:
                 continue
             seen.add(node)
             name = type(node).__name__
+            if name == "_StretchBackward":
+                own = node.call[1]
+                self._expected.update(k for k, step in self._steps.items() if step() is own)
             if name not in ("_StretchBackward", "_OutputsBackward"):
                 self._hook(node, before=_weakly(self._opaque, alive if node in first else None))
             elif node in first:
@@ -234,14 +239,15 @@ class Recording:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the backward has been through all regions that it reaches, and is over."""
-        ran = any(call.has_backward for call in self.calls)
-        return self.loss_event is not None and ran and not self.is_pending
+        """Whether the backward has been through all regions that it reaches."""
+        calls = [self.calls[k] for k in self._expected]
+        return bool(calls) and all(call.has_backward for call in calls)
 
     @property
     def is_pending(self) -> bool:
         """Whether its backward may still come, or go on."""
-        return self._graph is not None and self._graph() is not None
+        alive = self._graph is not None and self._graph() is not None
+        return alive and not self.is_complete
 
     def close(self) -> None:
         """Takes the hooks off again."""

@@ -8,6 +8,7 @@ as it is, and its children are looked at in turn. The first training step is rec
 """
 
 import functools
+import gc
 import logging
 import random
 import threading
@@ -32,7 +33,7 @@ log = logging.getLogger("rekindle")
 
 MakeRegion = Callable[[nn.Module, Call], MadeRegion]
 
-_MOST_KINDS = 8  # read for one module
+_MOST_KINDS = 16  # read for one module: what it gets besides tensors, such as a cache, varies
 
 
 class Regions:
@@ -127,7 +128,7 @@ class Regions:
             if kind.cls is cls and kind not in known and kind.guards.check(scope):
                 known.append(kind)
                 return kind
-        layouts = input_layouts(call.args, call.keywords)
+        layouts = _direct_layouts(call)
         if known and not self._may_read(path, known, layouts):
             return None
         return self._read(path, module, call, layouts)
@@ -154,13 +155,15 @@ class Regions:
         if not why:
             try:
                 with outside_modes():
-                    kind = RegionKind(type(module), self._make_region(module, call))
+                    kind = RegionKind(type(module), self._make_region(module, call), layouts)
                 if eager_option(kind.problem).kept <= kind.default.kept:
                     why = "it keeps nothing for the backward that it could compute again"
                 elif not kind.guards.check(call.scope):
                     why = "its guards do not hold for the call that it was read from"
             except Exception as error:  # eager will raise what is the model's own
                 why = str(error) or type(error).__name__
+            # Reading leaves cycles behind, which hold what it read: the step's activations.
+            gc.collect()
         if why:
             self._failed[mark] = why
             if not self.kinds_of.get(path):
@@ -183,6 +186,14 @@ class Regions:
                 "and this step may exceed the budget"
             )
         return kind.default
+
+
+def _direct_layouts(call: Call) -> dict[str, Layout]:
+    """Of the tensors among the arguments, not of those inside a cache, which may have been filled
+    by fewer layers than when the call was read."""
+    args = [a if isinstance(a, torch.Tensor) else None for a in call.args]
+    kwargs = {k: a for k, a in call.kwargs.items() if isinstance(a, torch.Tensor)}
+    return input_layouts(args, kwargs)
 
 
 def _nothing_to_gain(module: nn.Module) -> str:

@@ -93,7 +93,8 @@ def with_call(step: Step, k: int, key: Key) -> Step:
         elif died in before or died in after:
             new_died = copied(died)
         elif storage.born in before:
-            new_died = moved(after.start)  # read by the call itself, until its backward
+            # Read by the call itself, until its backward, or held by somebody for longer.
+            new_died = max(moved(after.start), moved(died))
         else:
             new_died = moved(died)
         storages.append(Storage(storage.size, copied(storage.born), new_died))
@@ -106,7 +107,8 @@ def with_call(step: Step, k: int, key: Key) -> Step:
         gradients={v: copies[s] for v, s in call.gradients.items() if s in copies},
         tangents={v: handed[s] for v, s in call.tangents.items() if s in handed},
     )
-    return Step(tuple(events), tuple(storages), (*step.calls, new_call), step.held)
+    held = (*step.held, *(copies[s] for s in step.held if s in copies))
+    return Step(tuple(events), tuple(storages), (*step.calls, new_call), held)
 
 
 def _handed_on(step: Step, k: int, after: range, call: RegionCall) -> dict[int, int]:
