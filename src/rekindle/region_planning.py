@@ -20,6 +20,7 @@ from rekindle.capture.pytrees import named_tensors
 from rekindle.capture.separate_uses import check_uses, separate_uses
 from rekindle.core import (
     MIN_BUDGET,
+    Problem,
     Schedule,
     Status,
     is_fraction,
@@ -35,6 +36,7 @@ from rekindle.pipeline import formulated, torch_release, with_backward
 from rekindle.plans.options import Options
 from rekindle.plans.plan_record import PlanRecord, Provenance, graph_hash, kept_options, python_call
 from rekindle.profile import device_name
+from rekindle.program import Program
 from rekindle.report import format
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.measured_step import sample_of
@@ -94,6 +96,13 @@ def _region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
     joint = rewrite(joint, fuse=options.fuse)
     sample = sample_of(joint, inputs)
     name = type(module).__name__
+
+    def formulate(joint: JointGraph) -> tuple[Program, Problem]:
+        # Ops of another backward that were not measured are estimates: the sample is gone by then.
+        with collector_at_rest():
+            program, _, problem = formulated(options, joint, name, None)
+        return program, problem
+
     with collector_at_rest():
         program, _, problem = formulated(options, joint, name, sample)
     joint.session.recorder.forget_inputs()
@@ -104,6 +113,7 @@ def _region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
         program,
         problem,
         functools.partial(with_backward, options),
+        formulate,
     )
 
 

@@ -253,7 +253,7 @@ def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> No
     try:
         plan = manager.plan_joint(wanted.joint, entry.plan, sample, same_ops=same_ops)
     except BudgetInfeasible as error:
-        _say(
+        say(
             manager,
             f"gradients arrived for other outputs than planned, and for those there is {error}",
         )

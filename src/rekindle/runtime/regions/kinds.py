@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, problem_hash
 from rekindle.frontend import Reading
 from rekindle.program import Program
@@ -17,6 +18,9 @@ from rekindle.runtime.plan_table import AnswerChanged, Layout
 from rekindle.runtime.runner import RecordBackward, Runner
 from rekindle.solve.regions import RegionOption, keeps_inputs_only
 from rekindle.torch_compat import outside_modes
+
+
+_MOST_ADOPTED = 3  # where each step brings other gradients, no plan fits them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class MadeRegion:
     program: Program
     problem: Problem
     record_backward: RecordBackward
+    # The stages from another joint graph of the same call to its problem.
+    formulate: Callable[[JointGraph], tuple[Program, Problem]]
 
 
 class RegionKind:
@@ -37,14 +43,29 @@ class RegionKind:
         self.cls = cls
         self.guards = made.reading.guards
         self.layouts = layouts
-        self.program, self.problem = made.program, made.problem
-        self.hash = problem_hash(made.problem)
-        self.default = keeps_inputs_only(made.problem)
         self._replay = made.reading.replay
         self._asked = made.reading.asked
         self._uses = made.uses
-        self._record_backward = made.record_backward
+        self._record_backward, self._formulate = made.record_backward, made.formulate
+        self._num_adopted = 0
+        self._set(made.program, made.problem)
+
+    def _set(self, program: Program, problem: Problem) -> None:
+        self.program, self.problem = program, problem
+        self.hash = problem_hash(problem)
+        self.default = keeps_inputs_only(problem)
         self._runners: dict[RegionOption, Runner] = {}
+
+    def adopt(self) -> bool:
+        """Whether gradients arrived for other outputs, or in another layout, than was expected when
+        the call was read: from now on those are expected."""
+        wanted = [runner.wanted for runner in self._runners.values() if runner.wanted is not None]
+        if not wanted or self._num_adopted >= _MOST_ADOPTED:
+            return False
+        self._num_adopted += 1
+        with outside_modes():
+            self._set(*self._formulate(wanted[-1].joint))
+        return True
 
     def runner(self, option: RegionOption) -> Runner:
         """The code of an option, made once."""

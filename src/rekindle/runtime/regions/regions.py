@@ -12,7 +12,6 @@ import gc
 import logging
 import random
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -109,7 +108,10 @@ class Regions:
             return
         self.recording = None
         recording.close()
-        if recording.is_complete:
+        if not recording.is_complete:
+            return
+        kinds = {id(call.kind): call.kind for call in recording.calls}.values()
+        if not any([kind.adopt() for kind in kinds]):  # else the next step is recorded
             self._unplanned = False
             with outside_modes():
                 self.plan = self._make_plan(self, recording)
@@ -317,5 +319,3 @@ class _Run:
 
 def _not_called(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict))
-
-

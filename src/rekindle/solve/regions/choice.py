@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from rekindle.solve.backends.mip import INF, Model, solve_mip
 from rekindle.solve.regions.menu import RegionOption
 
@@ -51,7 +53,8 @@ def choose_options(
     if result.x is None:
         return None
     x = result.x
-    return [max(range(len(row)), key=lambda o, row=row: x[row[o]]) for row in columns]
+    # One column of each row is 1, to a tolerance.
+    return [int(np.argmax([x[column] for column in row])) for row in columns]
 
 
 def _one_each(model: Model, columns: Sequence[Sequence[int]]) -> None:

@@ -101,9 +101,7 @@ class StepProblem:
         self._around: list[tuple[list[int], list[int]]] = []  # per event: ops before and after
         self._done: dict[int, int] = {}  # call -> the op that ends its forward
         self._backward_at = {e.call: t for t, e in enumerate(events) if e.kind == "backward"}
-        self._owner = {
-            s: k for k, call in enumerate(calls) for s in call.given.values()
-        }
+        self._owner = {s: k for k, call in enumerate(calls) for s in call.given.values()}
         self._dying: dict[int, list[int]] = {}
         for s, storage in enumerate(self.storages):
             if storage.died is not None:
