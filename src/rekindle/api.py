@@ -137,11 +137,10 @@ def rematerialize(
             )
         return manage_plan(options, None, model, inplace=inplace)
     args, kwargs = as_args(args), with_loss_args(model, kwargs, loss_fn, loss_args)
-    first: Plan | CaptureError
     try:
         first = make_plan(options, model, args, kwargs)
-    except CaptureError as error:
-        first = error  # its parts may be planned
+    except CaptureError as error:  # its parts may be planned
+        return manage_plan(options, error, model, inplace=inplace)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 
 

@@ -196,8 +196,9 @@ class Plan:
     def _captured(self) -> Captured:
         if self.captured is None:
             raise RekindleError(
-                "this plan was read from a file and has no captured model; call "
-                "plan.apply(model, args) and use `plan` of the module that it returns"
+                "this plan has no captured model: it was read from a file (call "
+                "plan.apply(model, args) and use `plan` of the module that it returns), or is of a "
+                "model in regions, whose parts are captured one by one"
             )
         return self.captured
 
@@ -444,6 +445,11 @@ def _in_regions(
     """For a model that is not planned in one piece; raises the error where it has no parts."""
     if isinstance(error, NothingToPlan) or not has_parts(model):
         raise error
+    if options.schedule is not None or options.wishes or options.cuda_graph:
+        raise CaptureError(
+            f"{error}; in parts it could be planned, but not with schedule=, save=, recompute= or "
+            "cuda_graph=, which are for a model that is planned as a whole"
+        )
     log.warning(
         "%s is planned in regions, from its first training step on, which is recorded and may "
         "exceed the budget: %s",
@@ -460,7 +466,7 @@ def _in_regions(
             return Plan(plan_regions(options, model, name, given, regions, recording))
 
     return Regions(
-        error,
+        str(error),  # the error itself holds the frames of what failed, and their tensors
         functools.partial(region_of, options),
         make,
         options.on_miss,

@@ -46,10 +46,9 @@ from rekindle.solve.regions import (
     RegionOption,
     Step,
     StepProblem,
+    fullest,
     menu_of,
     search_options,
-    siblings,
-    with_call,
 )
 from rekindle.solve.registry import find_solver
 from rekindle.solving import NO_BUDGET
@@ -136,10 +135,9 @@ def plan_regions(
     """One schedule for the step that was recorded, and for those that were before; the regions are
     told their parts of it. Raises BudgetInfeasible."""
     begun = time.monotonic()
-    step, hashes = _fullest(recording.step(options.hold_outputs), model, recording)
+    step = _fullest(recording.step(options.hold_outputs), model, recording)
     problem = StepProblem(step.events, step.storages, step.calls, step.held, name)
     regions.steps = [problem, *_not_within(regions.steps, problem)][:_MOST_STEPS]
-    regions.hashes.update(hashes)
     whole = simulate(problem.problem, keep_all(problem.problem))
     budget = given_bytes
     if options.budget not in (None, MIN_BUDGET):
@@ -162,25 +160,17 @@ def plan_regions(
             smallest.peak,
         )
     record = _record(options, problem, best.schedules[0], budget, recording)
-    regions.planned = {key: (regions.hashes[key], o) for key, o in best.options.items()}
+    regions.planned = dict(best.options)
     log.warning(
         "planned %d regions in %.1f s: %s", len(step.calls), time.monotonic() - begun, record
     )
     return record
 
 
-def _fullest(step: Step, model: nn.Module, recording: Recording) -> tuple[Step, dict[Key, str]]:
-    """The step with the calls of all equal layers, and the hash of each call's problem."""
-    hashes = {call.key: call.kind.hash for call in recording.calls}
+def _fullest(step: Step, model: nn.Module, recording: Recording) -> Step:
+    """The step with the calls of all equal layers."""
     classes = {call.kind.cls for call in recording.calls}
-    known = [path for path, module in model.named_modules() if type(module) in classes]
-    seen = [call.key for call in step.calls]
-    for k, key in siblings(seen, known):
-        longer = with_call(step, k, key)
-        if longer is not step:
-            step = longer
-            hashes[key] = hashes[seen[k]]
-    return step, hashes
+    return fullest(step, [p for p, module in model.named_modules() if type(module) in classes])
 
 
 def _not_within(steps: Sequence[StepProblem], new: StepProblem) -> list[StepProblem]:
@@ -203,8 +193,7 @@ def _menus(
     for step in regions.steps:
         for call in step.calls:
             default = without_backward.get(call.key)
-            menu = regions.menus[regions.hashes[call.key]]
-            menus[call.key] = menu if default is None else (default,)
+            menus[call.key] = regions.menus[call.key[2]] if default is None else (default,)
     return menus
 
 

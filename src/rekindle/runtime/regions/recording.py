@@ -42,7 +42,7 @@ class RecordedCall:
 
     @property
     def key(self) -> Key:
-        return self.path, self.number
+        return self.path, self.number, self.kind.hash
 
 
 @dataclass
@@ -66,6 +66,7 @@ class Recording:
         self._blocks = blocks_of(device.type)
         self._known: dict[int, int] = {}
         self._paused = 0
+        self._stopped = False
         self._handles: list[Any] = []
         self._graph: weakref.ref[Any] | None = None  # something that lives as long as the graph
         self._steps: dict[int, weakref.ref[Any]] = {}  # of calls
@@ -166,6 +167,10 @@ class Recording:
             )
 
     def _arrived(self, call: RecordedCall, runner: Runner, grads: Sequence[Any]) -> None:
+        # A graph that is kept may run backward again: one step is what is planned.
+        self._stopped |= call.has_backward
+        if self._stopped:
+            return
         made_by_loss = {v for op in runner.program.ops if not op.nodes for v in op.outputs}
         value_of = {runner.program.values[v].storage: v for v in made_by_loss}
         for node in runner.joint.nodes:
@@ -180,10 +185,14 @@ class Recording:
                         call.tangents[value] = index
 
     def _begin(self, k: int, _grads: Any) -> None:
+        if self._stopped:
+            return
         self.calls[k].has_backward = True
         self.event(StepEvent("backward", self.calls[k].path, call=k))
 
     def _handed(self, call: RecordedCall, runner: Runner, made: Any, _grads: Any) -> None:
+        if self._stopped:
+            return
         leaves = runner.leaves[0]
         gradient_of = dict(runner.joint.gradients)
         outputs = {runner.program.values[v].storage: v for v in runner.program.outputs}
@@ -227,6 +236,8 @@ class Recording:
             stack += [below for below, _ in node.next_functions]
 
     def _opaque(self, _alive: Any, grads: Any) -> None:
+        if self._stopped:
+            return
         for grad in grads:
             self.note(grad, born=self.loss_event)
         push_mode(self.mode)

@@ -19,14 +19,18 @@ import torch
 from torch import nn
 
 from rekindle.capture.pytrees import split
-from rekindle.errors import CaptureError, PlanMismatch
+from rekindle.errors import CaptureError, InvalidProblem, InvalidSchedule, PlanMismatch
 from rekindle.frontend import Call
 from rekindle.runtime.plan_table import AnswerChanged, Layout, input_layouts
 from rekindle.runtime.regions.kinds import MadeRegion, RegionKind
 from rekindle.runtime.regions.recording import RecordedCall, Recording
 from rekindle.runtime.runner import Runner
-from rekindle.solve.regions import Key, RegionOption, StepProblem, eager_option
-from rekindle.torch_compat import outside_modes, transform_around
+from rekindle.solve.regions import Key, RegionOption, StepProblem, eager_option, group_of
+from rekindle.torch_compat import (
+    outside_modes,
+    run_saved_regions_plainly,
+    transform_around,
+)
 
 log = logging.getLogger("rekindle")
 
@@ -40,7 +44,7 @@ class Regions:
 
     def __init__(
         self,
-        whole: CaptureError,
+        whole: str,
         make_region: MakeRegion,
         make_plan: Callable[["Regions", Recording], Any],
         on_miss: str,
@@ -48,10 +52,9 @@ class Regions:
     ) -> None:
         self.whole = whole  # why the model is not planned in one piece
         self.plan: Any = None
-        self.planned: dict[Key, tuple[str, RegionOption]] = {}  # with the hash of the problem
-        # What planning knows: ways through the model, problems of calls, and menus by problem.
+        self.planned: dict[Key, RegionOption] = {}
+        # What planning knows: ways through the model, and menus by problem.
         self.steps: list[StepProblem] = []
-        self.hashes: dict[Key, str] = {}
         self.menus: dict[str, tuple[RegionOption, ...]] = {}
         self.kinds: list[RegionKind] = []
         self.kinds_of: dict[str, list[RegionKind]] = {}  # per path
@@ -76,8 +79,9 @@ class Regions:
             recording = None
             if self._unplanned and self.recording is None:
                 recording = self._begin_recording(model, call)
-            run = _Run(self, model, recording)
-            with run:
+            # Checkpoints of the model become plain code: the plan says what is kept, and a region
+            # that ran in one would be run again by it, under other hooks.
+            with _Run(self, model, recording), run_saved_regions_plainly():
                 if recording is None:
                     return call.eager()
                 with recording.mode:
@@ -113,8 +117,14 @@ class Regions:
         kinds = {id(call.kind): call.kind for call in recording.calls}.values()
         if not any([kind.adopt() for kind in kinds]):  # else the next step is recorded
             self._unplanned = False
-            with outside_modes():
-                self.plan = self._make_plan(self, recording)
+            try:
+                with outside_modes():
+                    self.plan = self._make_plan(self, recording)
+            except (InvalidProblem, InvalidSchedule) as error:
+                self._warn(
+                    "the step that was recorded cannot be planned, regions keep only their inputs, "
+                    f"and steps may exceed the budget: {error}"
+                )
 
     # ---- calls of submodules
 
@@ -159,7 +169,7 @@ class Regions:
                 with outside_modes():
                     kind = RegionKind(type(module), self._make_region(module, call), layouts)
                 if eager_option(kind.problem).kept <= kind.default.kept:
-                    why = "it keeps nothing for the backward that it could compute again"
+                    why = "it keeps nothing for the backward that it could recompute"
                 elif not kind.guards.check(call.scope):
                     why = "its guards do not hold for the call that it was read from"
             except Exception as error:  # eager will raise what is the model's own
@@ -178,10 +188,24 @@ class Regions:
 
     def option(self, kind: RegionKind, key: Key) -> RegionOption:
         """How a call runs: as planned, or keeping only its inputs until it is."""
-        found = self.planned.get(key)
-        if found is not None and found[0] == kind.hash:
-            return found[1]
+        if key in self.planned:
+            return self.planned[key]
+        # A layer of a list in the place of another one, which this step leaves out.
+        alike = [
+            option
+            for other, option in self.planned.items()
+            if other[2] == key[2]
+            and group_of(other) is not None
+            and group_of(other) == group_of(key)
+        ]
+        if alike and key[1] == 0:
+            return min(alike, key=lambda option: option.kept)
         self._unplanned = True
+        if self.plan is not None and self._on_miss == "raise":
+            raise PlanMismatch(
+                f"no plan covers this call: {key[0]} was not called like this in the steps that are "
+                "planned; use on_miss='eager' or on_miss='replan'"
+            )
         if self.plan is not None:
             self._warn(
                 f"{key[0]} runs for the first time: it keeps only its inputs until it is planned, "
@@ -292,7 +316,7 @@ class _Run:
 
     def _region(self, path: str, kind: RegionKind, call: Call) -> Any:
         number = self._counts.get(path, 0)
-        option = self.regions.option(kind, (path, number))
+        option = self.regions.option(kind, (path, number, kind.hash))
         recording = self.recording
         if recording is None:
             out = self._keeping_random(kind.callable(option, None), call)

@@ -124,20 +124,43 @@ def _handed_on(step: Step, k: int, after: range, call: RegionCall) -> dict[int, 
     return found
 
 
-def siblings(seen: Sequence[Key], known: Sequence[str]) -> list[tuple[int, Key]]:
-    """Which calls to put in: (position of a call like it, key). `known`: paths of all modules that
-    are of the class of a sibling that ran, such as all blocks of a list."""
-    ran = {path for path, _ in seen}
-    found = []
-    for path in known:
-        parent, _, name = path.rpartition(".")
-        if path in ran or not name.isdigit():
-            continue
-        near = [
-            (abs(int(p.rpartition(".")[2]) - int(name)), i)
-            for i, (p, number) in enumerate(seen)
-            if number == 0 and p.rpartition(".")[0] == parent and p.rpartition(".")[2].isdigit()
-        ]
-        if near:
-            found.append((min(near)[1], (path, 0)))
-    return found
+def fullest(step: Step, paths: Sequence[str]) -> Step:
+    """The step with the calls of all equal layers. `paths`: modules of the classes that ran."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        if path.rpartition(".")[2].isdigit():
+            groups.setdefault(path.rpartition(".")[0], []).append(path)
+    for parent, members in groups.items():
+        step = _with_missing(step, parent, sorted(members, key=_place))
+    return step
+
+
+def _place(path: str) -> int:
+    return int(path.rpartition(".")[2])
+
+
+def _with_missing(step: Step, parent: str, members: Sequence[str]) -> Step:
+    ran = [k for k, call in enumerate(step.calls) if group_of(call.key) == parent]
+    if not ran or len({step.calls[k].path for k in ran}) < len(ran):
+        return step  # none, or a loop over them: how often is not known
+    missing = len(members) - len(ran)
+    # The first layer may be another problem, of an input that needs no gradient; what follows is
+    # what there is more of.
+    source = ran[min(1, len(ran) - 1)]
+    for _ in range(missing):
+        longer = with_call(step, source, step.calls[source].key)
+        if longer is step:
+            return step
+        step = longer
+    order = [e.call for e in step.events if e.kind == "forward"]
+    mine = [k for k in order if group_of(step.calls[k].key) == parent]
+    calls = list(step.calls)
+    for k, path in zip(mine, members, strict=False):
+        calls[k] = replace(calls[k], key=(path, 0, calls[k].key[2]))
+    return replace(step, calls=tuple(calls))
+
+
+def group_of(key: Key) -> str | None:
+    """The list of modules that a call's module is in."""
+    parent, _, name = key[0].rpartition(".")
+    return parent if name.isdigit() else None

@@ -40,7 +40,7 @@ class Storage:
     died: int | None  # position of the last event that it was there at; None: it stayed
 
 
-Key = tuple[str, int]  # module path, and the number of its call in the step
+Key = tuple[str, int, str]  # module path, number of its call in the step, hash of its problem
 
 
 @dataclass(frozen=True, slots=True)
