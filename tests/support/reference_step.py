@@ -91,10 +91,16 @@ def _copies(
     spans: list[list] = []
     newest: dict[int, int] = {}
     reads: list[tuple[Moment, dict[int, int], int]] = []
-    handed = {}
+    handed: dict[int, int] = {}
+    begun = False
     for moment, i in steps:
-        if moment[0] == backward_at and not handed:
-            handed = dict(newest)
+        if moment[0] == backward_at and not begun:
+            handed, begun = dict(newest), True
+            # A gradient that does not arrive is zeros, made as the backward begins.
+            for v in problem.ops[loss].outputs:
+                if v not in call.tangents:
+                    newest[v] = len(spans)
+                    spans.append([(backward_at, -1), (backward_at, -1), problem.values[v].size])
         op = problem.ops[i]
         for v in op.inputs:
             if v in newest:

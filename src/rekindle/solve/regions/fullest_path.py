@@ -73,13 +73,15 @@ def with_call(step: Step, k: int, key: Key) -> Step:
     ]
     storages: list[Storage] = []
     copies: dict[int, int] = {}
+    call = step.calls[k]
+    arrived = set(call.tangents.values())
     for s, storage in enumerate(step.storages):
         born, died = storage.born, storage.died
         inside = born in before or born in after
         new_died = None if died is None else moved(died)
         if not inside and died is not None and (died in before or died in after):
             # What reached the call reaches the copy; behind the backward it goes with the copy.
-            new_died = copied(died) if died in after else moved(died)
+            new_died = copied(died) if died in after and s not in arrived else moved(died)
         if born in after and died is not None and died not in after:
             new_died = copied(after.start)  # handed to the copy's backward
         storages.append(Storage(storage.size, moved(born), new_died))
@@ -98,7 +100,6 @@ def with_call(step: Step, k: int, key: Key) -> Step:
         else:
             new_died = moved(died)
         storages.append(Storage(storage.size, copied(storage.born), new_died))
-    call = step.calls[k]
     handed = _handed_on(step, k, after, call)
     new_call = replace(
         call,

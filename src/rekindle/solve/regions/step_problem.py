@@ -154,7 +154,9 @@ class StepProblem:
         """What is there until this event and no longer."""
         found = []
         for s in self._dying.get(t, ()):
-            if self.storages[s].born == t or s not in self._value_of or self._is_pinned(s):
+            known = s in self._value_of and self.storages[s].born != t
+            # What is held stays whatever reads it; a read could only keep a later copy of it.
+            if not known or s in self.held or self._is_pinned(s):
                 continue
             found.append(self._value_of[s])
         return tuple(dict.fromkeys(found))
