@@ -443,7 +443,8 @@ def _in_regions(
     options: Options, manager: Manager, model: nn.Module, error: CaptureError
 ) -> Regions:
     """For a model that is not planned in one piece; raises the error where it has no parts."""
-    if isinstance(error, NothingToPlan) or not has_parts(model):
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    if isinstance(error, NothingToPlan) or len(devices) > 1 or not has_parts(model):
         raise error
     if options.schedule is not None or options.wishes or options.cuda_graph:
         raise CaptureError(
