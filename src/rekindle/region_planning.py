@@ -132,8 +132,8 @@ def plan_regions(
     regions: Regions,
     recording: Recording,
 ) -> PlanRecord:
-    """One schedule for the step that was recorded, and for those that were before; the regions are
-    told their parts of it. Raises BudgetInfeasible."""
+    """One schedule for the step that was recorded, and for those that were before; each region
+    gets its part of it. Raises BudgetInfeasible."""
     begun = time.monotonic()
     step = _fullest(recording.step(options.hold_outputs), model, recording)
     problem = StepProblem(step.events, step.storages, step.calls, step.held, name)

@@ -23,7 +23,7 @@ SLOW = ("ByNumpy", "ByData", "Looping", "Checkpointed", "Custom", "TwoWays")
 def seed(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
-    np.random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
 
 
 def loss_of(output: Any) -> Tensor:
@@ -44,7 +44,7 @@ def state_after(model: nn.Module, owner: nn.Module, args: Any, number: int) -> d
     found: dict[str, Any] = {"loss": loss.detach(), "stream": torch.get_rng_state()}
     found |= {f"gradient of {n}": p.grad for n, p in owner.named_parameters()}
     found |= {f"buffer {n}": b.clone() for n, b in owner.named_buffers()}
-    found["python"], found["numpy"] = random.random(), np.random.rand()
+    found["python"], found["numpy"] = random.random(), np.random.rand()  # noqa: NPY002
     return found
 
 

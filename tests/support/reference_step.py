@@ -1,13 +1,13 @@
-"""What docs/internals/regions.md says of memory, as plainly as possible and slow: the bytes that are
-there while a step in regions runs, moment by moment. Nothing is shared with `StepProblem`, which
-says the same as a problem, nor with the simulator.
+"""What docs/internals/regions.md says of memory, as plainly as possible and slow: the bytes that
+are there while a step in regions runs, moment by moment. Nothing is shared with `StepProblem`,
+which says the same as a problem, nor with the simulator.
 
 What an opaque op or the loss makes lives from its event to the last event that it was seen at. What
 a region makes lives by the simulator's rule inside of the region's own forward and backward; of its
 outputs, the copy that was given out lives until the event that it was last seen at as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rekindle.core import Problem
 from rekindle.solve.regions import RegionCall, RegionOption, StepEvent, Storage
@@ -77,7 +77,7 @@ def _copies(
     option: RegionOption,
     forward_at: int,
     backward_at: int,
-    until: object,
+    until: Callable[[int], Moment],
     end: Moment,
     saved: dict[Moment, int],
 ) -> list[tuple[Moment, Moment, int]]:
@@ -86,8 +86,6 @@ def _copies(
     assert loss is not None
     steps = [((forward_at, n), i) for n, i in enumerate(option.forward)]
     steps += [((backward_at, n), i) for n, i in enumerate(option.backward)]
-    done = (forward_at, 10**9)
-    results = (backward_at, 10**9)
     spans: list[list] = []
     newest: dict[int, int] = {}
     reads: list[tuple[Moment, dict[int, int], int]] = []
@@ -110,22 +108,36 @@ def _copies(
             newest[v] = len(spans)
             spans.append([moment, moment, problem.values[v].size])
     handed = handed or dict(newest)
+    _live_on(call, (forward_at, backward_at), spans, (handed, newest), until, end)
+    for moment, copies, i in reads:
+        for v, _ in problem.ops[i].inplace:
+            if v in copies and spans[copies[v]][1] == moment:
+                saved[moment] = saved.get(moment, 0) + problem.values[v].size
+    return [tuple(span) for span in spans]
+
+
+def _live_on(
+    call: RegionCall,
+    at: tuple[int, int],
+    spans: list[list],
+    copies: tuple[dict[int, int], dict[int, int]],
+    until: Callable[[int], Moment],
+    end: Moment,
+) -> None:
+    """What others read of the copies that were given out, and of the last ones."""
+    problem, (forward_at, backward_at), (handed, newest) = call.problem, at, copies
+    done, results = (forward_at, 10**9), (backward_at, 10**9)
     # The loss of the region reads what it gives out, and what orders its effects.
-    for v in problem.ops[loss].inputs:
+    for v in problem.ops[problem.loss_op].inputs:
         if v in handed:
             spans[handed[v]][1] = max(spans[handed[v]][1], done)
     for v, s in call.given.items():
-        last = until(s)  # type: ignore[operator]
+        last = until(s)
         if last[0] != backward_at:
             spans[handed[v]][1] = max(spans[handed[v]][1], last)
     for v in problem.outputs:
         if v in newest:
             last = results
             if v in call.gradients:
-                last = max(last, until(call.gradients[v]))  # type: ignore[operator]
+                last = max(last, until(call.gradients[v]))
             spans[newest[v]][1] = max(spans[newest[v]][1], end if v in call.final else last)
-    for moment, copies, i in reads:
-        for v, _ in problem.ops[i].inplace:
-            if v in copies and spans[copies[v]][1] == moment:
-                saved[moment] = saved.get(moment, 0) + problem.values[v].size
-    return [tuple(span) for span in spans]

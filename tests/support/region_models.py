@@ -76,7 +76,8 @@ class LayerDrop(Stack):
 
     def forward(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.blocks):
-            drawn = (float(torch.rand(())), random.random(), float(np.random.rand()))
+            by_numpy = float(np.random.rand())  # noqa: NPY002
+            drawn = (float(torch.rand(())), random.random(), by_numpy)
             if drawn[i % 3] < 0.3:
                 continue
             x = block(x)

@@ -19,7 +19,6 @@ from rekindle.runtime.runner import RecordBackward, Runner
 from rekindle.solve.regions import RegionOption, keeps_inputs_only
 from rekindle.torch_compat import outside_modes
 
-
 _MOST_ADOPTED = 3  # where each step brings other gradients, no plan fits them all
 
 

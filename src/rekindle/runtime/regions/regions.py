@@ -115,7 +115,8 @@ class Regions:
         if not recording.is_complete:
             return
         kinds = {id(call.kind): call.kind for call in recording.calls}.values()
-        if not any([kind.adopt() for kind in kinds]):  # else the next step is recorded
+        adopted = [kind.adopt() for kind in kinds]
+        if not any(adopted):  # else the next step is recorded
             self._unplanned = False
             try:
                 with outside_modes():
@@ -191,20 +192,19 @@ class Regions:
         if key in self.planned:
             return self.planned[key]
         # A layer of a list in the place of another one, which this step leaves out.
+        group, mark = group_of(key), key[2]
         alike = [
             option
             for other, option in self.planned.items()
-            if other[2] == key[2]
-            and group_of(other) is not None
-            and group_of(other) == group_of(key)
+            if group is not None and group_of(other) == group and other[2] == mark
         ]
         if alike and key[1] == 0:
             return min(alike, key=lambda option: option.kept)
         self._unplanned = True
         if self.plan is not None and self._on_miss == "raise":
             raise PlanMismatch(
-                f"no plan covers this call: {key[0]} was not called like this in the steps that are "
-                "planned; use on_miss='eager' or on_miss='replan'"
+                f"no plan covers this call: {key[0]} was not called like this in the planned "
+                "steps; use on_miss='eager' or on_miss='replan'"
             )
         if self.plan is not None:
             self._warn(

@@ -145,8 +145,8 @@ def _with_missing(step: Step, parent: str, members: Sequence[str]) -> Step:
     if not ran or len({step.calls[k].path for k in ran}) < len(ran):
         return step  # none, or a loop over them: how often is not known
     missing = len(members) - len(ran)
-    # The first layer may be another problem, of an input that needs no gradient; what follows is
-    # what there is more of.
+    # The first layer may be another problem, of an input that needs no gradient; those
+    # that follow are alike.
     source = ran[min(1, len(ran) - 1)]
     for _ in range(missing):
         longer = with_call(step, source, step.calls[source].key)

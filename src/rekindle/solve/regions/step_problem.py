@@ -8,7 +8,7 @@ holds the events in order. Of the regions' problems only the loss is left out: w
 that runs between" is now there itself.
 
 A storage that a region made, and that somebody holds beyond the begin of the region's own backward,
-is `pinned`: that copy stays, whether or not the backward makes the value again.
+is `pinned`: that copy stays, whether or not the backward recomputes the value.
 """
 
 from collections.abc import Sequence
@@ -212,7 +212,7 @@ class StepProblem:
             if s is not None and s in self._value_of:
                 made[v] = self._value_of[s]
                 arrived.append(made[v])
-            else:  # nothing arrived: the backward is told of zeros
+            else:  # nothing arrived: the backward gets zeros
                 made[v] = self._in.value(problem.values[v].name, problem.values[v].size)
                 missing.append(made[v])
         reads = tuple(dict.fromkeys(arrived))
@@ -234,7 +234,7 @@ class StepProblem:
         return [begin], [self._in.fixed(Op(name, 0, reads, fresh, phase="backward"))]
 
     def _pin(self, t: int) -> None:
-        """Region outputs that are there until this event, and may have been made again before."""
+        """Region outputs that are there until this event, and may have been recomputed before."""
         for s in self._dying.get(t, ()):
             if s in self._value_of and self._is_pinned(s):
                 self._pinned_until(s, t)
