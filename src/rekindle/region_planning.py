@@ -16,6 +16,7 @@ from torch import nn
 from rekindle.capture import Follower, JointGraph, Names, Tangent, capture
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.joint import dense_stride
+from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.pytrees import named_tensors
 from rekindle.capture.separate_uses import check_uses, separate_uses
 from rekindle.core import (
@@ -82,13 +83,17 @@ def _region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
     options = replace(options, loss_fn=None, hold_outputs=False, cuda_graph=False, schedule=None)
     with collector_at_rest():
         follower = Follower(Names(module, named_tensors((call.args, call.keywords), "args")))
-        reading, _ = read(call, follower.ask)
+        reading, _ = read(call, follower.ask, ModuleHooks)
         given = [i.value for i in reading.inputs]
         uses = separate_uses(reading.graph.graph, given)
         inputs = [given[i] for i in uses]
         joint = capture(follower, reading.graph, inputs)
     if joint.forward_only:
         raise CaptureError("no gradient flows through it")
+    if joint.made_to_require or joint.marked:
+        raise CaptureError("it makes an argument require grad, or calls retain_grad()")
+    if reading.guards.has_later_reads:
+        raise CaptureError("a hook or a Function in it reads Python objects in the backward")
     check_uses(joint)
     joint = _with_all_tangents(joint)
     DataGuards(joint)

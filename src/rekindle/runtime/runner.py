@@ -37,6 +37,7 @@ from rekindle.runtime.rescue import (
     written_residents,
 )
 from rekindle.runtime.step_watch import Meter, StepWatch
+from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
     backward_keeps_graph,
     eager_kernels,
@@ -45,7 +46,9 @@ from rekindle.torch_compat import (
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
-RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
+RecordBackward = Callable[
+    [JointGraph, Sequence[Tangent], tuple[Any, ...], tuple[int, ...]], JointGraph
+]
 
 # The plan of the same call for a limit in bytes, or None where there is none.
 SmallerPlan = Callable[[int], Any]
@@ -55,12 +58,14 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "given", "gradients", "graphed", "is_rescued", "other", "rescue", "residents"),
-        *("saved", "tangents", "versions", "watches"),
+        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "moves"),
+        *("moving", "other", "rescue", "residents", "retained", "saved", "tangents", "versions"),
+        *("watches",),
         "__weakref__",
     )
 
-    def __init__(self, residents: list[torch.Tensor]) -> None:
+    def __init__(self, runner: "Runner", residents: list[torch.Tensor]) -> None:
+        self._runner: Runner | None = runner
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
         self.saved: list[Any] | None = None  # what the forward carries over
         self.env: list[Any] | None = None  # what the stretch before carries over
@@ -70,15 +75,36 @@ class Step:
         self.versions: list[int] = []  # of the residents, when the forward ended
         self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
+        self.retained: dict[int, torch.Tensor] = {}  # the whole gradients of outputs, by slot
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        # Raises where what Python reads in the backward has changed; None: it reads nothing.
+        self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
+        self.moves: Moves | None = None  # what the step has in host memory
+        self.moving: Moves | None = None  # the same, of the backward that runs
+
+    @property
+    def runner(self) -> "Runner":
+        if self._runner is None:
+            raise _second_backward()
+        return self._runner
 
     def release(self) -> None:
-        """The backward is over: a loss that is kept must not keep its batch."""
+        """The backward is over: a loss that is kept must keep neither its batch nor its plan."""
+        self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = None
+        self.rescue = self.holds = None
+        self.end_moves()
+
+    def end_moves(self) -> None:
+        """What is on its way arrives before anything that follows; host memory is given back."""
+        moving, self.moving = self.moving, None
+        moves, self.moves = self.moves, None
+        for each in (moving, moves):
+            if each is not None:
+                each.close()
 
 
 class Runner:
@@ -94,11 +120,14 @@ class Runner:
         problem: Problem | None = None,
         max_stretches: int = 12,
     ) -> None:
+        if cuda_graph and schedule.transfers:
+            raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
         joint = program.joint
         lowered = emit(program, schedule, problem, max_stretches)
         self.program = program
         self.schedule = schedule
         self.joint = joint
+        self.problem = problem
         self.record_backward = record_backward
         self.lowered = lowered
         self.device = joint.device
@@ -119,12 +148,16 @@ class Runner:
         self.leaves = [list(s.gradients) for s in lowered.stretches]
         if self.leaves:
             self.leaves[-1] += joint.idle
-        self.leaf_positions = [[position[n] for n in leaves] for leaves in self.leaves]
+        self.leaf_positions = [
+            [position[n] for n in leaves if n in position] for leaves in self.leaves
+        ]
         self.internal = [i for i, n in enumerate(lowered.outputs) if n is not None]
         self.non_differentiable = [
             k for k, i in enumerate(self.internal) if not joint.differentiable[i]
         ]
         slot = {i: k for k, i in enumerate(self.internal)}
+        # Outputs that may get their whole gradient from the plan, where they stand for it.
+        self.slot_of_output = {joint.outputs[i]: k for k, i in enumerate(self.internal)}
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
         self.others: dict[tuple[Any, ...], OtherBackward] = {}
@@ -134,6 +167,12 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
+        link = None if problem is None else problem.transfers
+        self.transfers = (
+            Transfers(lowered.host, self.device, None if link is None else link.host_budget)
+            if lowered.host.slots
+            else None
+        )
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -170,9 +209,13 @@ class Runner:
         args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
         return node.target(*args, **node.kwargs)
 
-    def __call__(self, residents: list[torch.Tensor]) -> list[Any]:
-        """The outputs that the graph makes, as `internal` counts them."""
-        step = Step(residents)
+    def __call__(
+        self, residents: list[torch.Tensor], holds: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
+        backward begins."""
+        step = Step(self, residents)
+        step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
             step.rescue = Rescue(self.program, self.written, residents)
@@ -199,18 +242,31 @@ class Runner:
         self.changes.begin(step, outs, link)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
-            link = _Stretch.apply(self, step, index, link, *leaves)
-        return list(_Outputs.apply(self, step, outs, link))
+            link = _Stretch.apply(step, index, link, *leaves)
+        given = list(_Outputs.apply(step, outs, link))
+        self.changes.watch_inner(given)
+        for i in self.joint.marked:
+            given[self.internal.index(i)].retain_grad()
+        return given
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
-            args = [residents[p] for p in self.forward_positions]
-            with eager_kernels():
-                made: list[Any] = self.lowered.forward(args)
+            args: list[Any] = [residents[p] for p in self.forward_positions]
+            if self.transfers is not None:
+                step.moves = self.transfers.begin()
+                args.insert(0, step.moves)
+            try:
+                with eager_kernels():
+                    made: list[Any] = self.lowered.forward(args)
+            except BaseException:
+                step.end_moves()
+                raise
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
+            if not self.lowered.stretches:
+                step.end_moves()
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
@@ -220,7 +276,7 @@ class Runner:
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._gradients(step, index)
+            gradients = self._without_retained(step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -231,6 +287,30 @@ class Runner:
             if not done and not backward_keeps_graph():
                 step.release()
 
+    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
+        autograd has put there what came from outside of the plan, which is a part of it."""
+        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
+            return made
+        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
+        if step.other is not None:
+            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
+            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
+        for leaf, gradient in whole:
+            slot = self.slot_of_output.get(leaf)
+            out = None if slot is None else step.given[slot]()
+            if gradient is not None and out is not None and out.retains_grad:
+                assert slot is not None
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+                before = step.retained.get(slot)  # of an earlier backward of this step
+                step.retained[slot] = gradient if before is None else before + gradient
+                out.grad = step.retained[slot]
+        return [
+            g
+            for leaf, g in zip(self.leaves[index], made, strict=True)
+            if leaf not in self.slot_of_output
+        ]
+
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
             return step.other.backward(self, step, index)
@@ -239,6 +319,7 @@ class Runner:
                 gradients = self.planned_backward(step, index)
             except torch.OutOfMemoryError as error:
                 other = runner_with_more_room(self, step, error)
+                step.end_moves()
             else:
                 if self.watch is not None:
                     self.watch.reached(step, 2 + index)
@@ -248,7 +329,7 @@ class Runner:
 
     def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
         """Watches whether the first steps stay within this limit."""
-        loss = self.schedule.ops.index(
+        loss = self.schedule.steps.index(
             next(i for i, o in enumerate(self.program.ops) if not o.nodes)
         )
         bounds = [0, loss, loss + 1, *(s.stop for s in self.lowered.stretches)]
@@ -268,6 +349,7 @@ class Runner:
         stretch = self.lowered.stretches[index]
         args: list[Any]
         if index == 0:
+            self.begin_moving(step)
             args = self.take_saved(step, self.lowered.written)
             args += [step.tangents[slot] for slot in self.tangent_slots]
             step.tangents = []
@@ -277,17 +359,27 @@ class Runner:
             args, step.env = step.env, None
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
+        if step.moving is not None:
+            args.insert(0, step.moving)
         with eager_kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
         del made[num:]
+        if index == len(self.leaves) - 1:
+            step.moving = None  # of a graph that is kept: this backward's own
         return self._with_idle(made, index)
 
     def _with_idle(self, made: list[Any], index: int) -> list[Any]:
         if index == len(self.leaves) - 1:
             made += [None] * len(self.joint.idle)
         return made
+
+    def begin_moving(self, step: Step) -> None:
+        """A backward begins: what it moves is its own where the graph is kept."""
+        step.moving = step.moves
+        if step.moves is not None and backward_keeps_graph():
+            step.moving = step.moves.fork()
 
     def take_saved(self, step: Step, written: Sequence[int]) -> list[Any]:
         """What the forward left, to be used up; a copy of it where the graph is kept."""
@@ -308,13 +400,15 @@ class Runner:
         what was written to since the forward, before anything runs."""
         if step.saved is None:
             raise _second_backward()
-        self.changes.refuse_looks_inside(step, grads)
+        if step.holds is not None:
+            step.holds()
+        retained = self.changes.retained(step, grads)
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
-        key = (layouts, autocast_state())
-        if key == (self.layouts, self.joint.autocast):
+        key = (layouts, autocast_state(), retained)
+        if key == (self.layouts, self.joint.autocast, self.joint.retained):
             step.other = None
             changed = self.changes.found(step, self.joint)
             if changed is not None:
@@ -325,7 +419,7 @@ class Runner:
             return
         self._take_another_way(step)
         if key not in self.others:
-            self.others[key] = self._other_backward(grads)
+            self.others[key] = self._other_backward(grads, retained)
         other = self.others[key]
         self.wanted = other
         changed = self.changes.found(step, other.joint)
@@ -348,13 +442,13 @@ class Runner:
                 self.others[full] = OtherBackward(self, joint, changed)
         return self.others[full]
 
-    def _other_backward(self, grads: Sequence[Any]) -> OtherBackward:
+    def _other_backward(self, grads: Sequence[Any], retained: tuple[int, ...]) -> OtherBackward:
         tangents = tuple(
             Tangent(self.internal[k], tuple(g.stride()))
             for k, g in enumerate(grads)
             if g is not None
         )
-        joint = self.record_backward(self.joint, tangents, autocast_state())
+        joint = self.record_backward(self.joint, tangents, autocast_state(), retained)
         with outside_modes():  # lowering tries calls, which are no part of the step
             return OtherBackward(self, joint)
 
@@ -369,27 +463,24 @@ def _second_backward() -> RuntimeError:
 
 class _Stretch(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, index: int, link: torch.Tensor, *_leaves: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, step: Step, index: int, link: torch.Tensor, *_leaves: Any) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step, index)
+        ctx.call = (step, index)
         return link.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        runner, step, index = ctx.call
+        step, index = ctx.call
         _refuse_double_backward()
-        return (None, None, None, None, *runner.backward(step, index))
+        return (None, None, None, *step.runner.backward(step, index))
 
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: Step, made: list[Any], _link: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step)
+        ctx.step = step
+        runner = step.runner
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
         outs = tuple(runner.changes.share_counters(made))
         step.given = [weakref.ref(out) for out in outs]
@@ -399,9 +490,9 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _refuse_double_backward()
-        runner, step = ctx.call
-        runner.choose_backward(step, grads)
-        return None, None, None, None
+        step: Step = ctx.step
+        step.runner.choose_backward(step, grads)
+        return None, None, None
 
 
 def _refuse_double_backward() -> None:

@@ -15,6 +15,7 @@ with missing_names_explained():
     from rekindle.torch_compat.autograd import (
         backward_keeps_graph,
         backward_node,
+        differentiated_now,
         forward_sequence_nr,
         kept_tensors,
         node_sequence_nr,
@@ -39,6 +40,7 @@ with missing_names_explained():
         FakeTensorMode,
         KeptAnswers,
         default_device,
+        eager_layouts_answered,
         filling_stand_in,
         new_fake_mode,
         run_below,
@@ -59,6 +61,7 @@ with missing_names_explained():
         nn_functions,
     )
     from rekindle.torch_compat.running import (
+        as_eager_calls,
         eager_kernels,
         outside_modes,
         push_mode,
@@ -91,6 +94,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_eager_calls",
     "as_modules_call",
     "asked",
     "backward_keeps_graph",
@@ -99,7 +103,9 @@ __all__ = [
     "borrowed",
     "copy_all",
     "default_device",
+    "differentiated_now",
     "eager_kernels",
+    "eager_layouts_answered",
     "filling_stand_in",
     "forward_sequence_nr",
     "interpreted_line",

@@ -158,7 +158,7 @@ class Recording:
         made = next((out.grad_fn for out in outs if out.grad_fn is not None), None)
         if made is not None:
             stretch = made.next_functions[0][0]
-            self._steps[k] = weakref.ref(stretch.call[1])
+            self._steps[k] = weakref.ref(stretch.call[0])
             self._hook(made, before=_weakly(self._arrived, call, runner))
             self._hook(
                 stretch,
@@ -193,7 +193,7 @@ class Recording:
     def _handed(self, call: RecordedCall, runner: Runner, made: Any, _grads: Any) -> None:
         if self._stopped:
             return
-        leaves = runner.leaves[0]
+        leaves = [leaf for leaf in runner.leaves[0] if leaf not in runner.slot_of_output]
         gradient_of = dict(runner.joint.gradients)
         outputs = {runner.program.values[v].storage: v for v in runner.program.outputs}
         for leaf, grad in zip(leaves, made[-len(leaves) :] if leaves else (), strict=True):
@@ -227,7 +227,7 @@ class Recording:
             seen.add(node)
             name = type(node).__name__
             if name == "_StretchBackward":
-                own = node.call[1]
+                own = node.call[0]
                 self._expected.update(k for k, step in self._steps.items() if step() is own)
             if name not in ("_StretchBackward", "_OutputsBackward"):
                 self._hook(node, before=_weakly(self._opaque, alive if node in first else None))
