@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rekindle.errors import CaptureError
 from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
@@ -156,7 +157,10 @@ def rematerialize(
             )
         return manage_plan(options, None, model, inplace=inplace)
     args, kwargs = as_args(args), with_loss_args(model, kwargs, loss_fn, loss_args)
-    first = make_plan(options, model, args, kwargs)
+    try:
+        first = make_plan(options, model, args, kwargs)
+    except CaptureError as error:  # its parts may be planned
+        return manage_plan(options, error, model, inplace=inplace)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 
 

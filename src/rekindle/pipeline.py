@@ -114,6 +114,7 @@ def _plan_call(
     first: PlanRecord | None,
 ) -> tuple[PlanRecord, Captured]:
     joint, reading = _captured_told(options, model, args, kwargs)
+    DataGuards(joint)  # what cannot be asked again at a call is refused before anything is measured
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -261,7 +262,7 @@ def plan_joint(
     """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
     the device budget, resolved; `like` is a plan whose link to the host this one has too."""
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, name, sample)
+        program, profile, problem = formulated(options, joint, name, sample)
         if like is not None:
             problem = replace(problem, transfers=like.problem.transfers)
         predictor = _predictor(options, program, profile, problem)
@@ -338,7 +339,7 @@ def capture_for(
     joint, reading = captured(options, model, args, kwargs)
     sample = _sample(joint, reading)
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
+        program, profile, problem = formulated(options, joint, type(model).__name__, sample)
     problem = replace(problem, transfers=record.problem.transfers)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, replace(record, problem=problem))
@@ -475,9 +476,11 @@ def torch_release() -> str:
 # ---- stages
 
 
-def _formulated(
+def formulated(
     options: Options, joint: JointGraph, name: str, sample: Sample | None
 ) -> tuple[Program, Profile, Problem]:
+    """The stages from a graph to its problem; ops that no earlier run has measured are measured on
+    the sample."""
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "

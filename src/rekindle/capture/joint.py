@@ -76,6 +76,7 @@ class JointGraph:
     idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
+    arrivals: tuple[int, ...] = ()  # entries, in the order in which their gradients were finished
     origin: Origin | None = None  # None: as it was recorded
     kernels: Literal["eager", "inductor"] = "eager"  # what its nodes call
     # Which inputs, as the call's graph counts them, forward makes to require grad.
@@ -238,7 +239,11 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         recorder.placeholder(fake, Source("tangent", f"grad of output {tangent.output}", i), None)
         grads.append(fake)
     owners: set[int] = set()
-    hooks = [leaf.register_hook(_as_stored(leaf, owners)) for leaf in leaves]
+    arrived: list[fx.Node] = []
+    hooks = [
+        leaf.register_hook(_as_stored(leaf, owners, arrived, recorder.node_of(leaf)))
+        for leaf in leaves
+    ]
     roots = [outputs[t.output] for t in tangents]
     try:
         one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
@@ -265,6 +270,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         tangents=tangents,
         gradients=gradients,
         idle=tuple(node for node in idle if node not in known),
+        arrivals=tuple([joint.entries.index(n) for n in arrived if n in joint.entries]),
     )
 
 
@@ -285,11 +291,14 @@ def reachable_leaves(outputs: Sequence[torch.Tensor]) -> set[int]:
     return found
 
 
-def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _as_stored(
+    leaf: torch.Tensor, owners: set[int], arrived: list[fx.Node], node: fx.Node
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """A gradient as `.grad` will hold it. Eager copies one that has not the parameter's layout or
     that somebody else holds; the copy stands in the graph, where the plan can count it."""
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
+        arrived.append(node)
         if gradient.layout is not torch.strided:
             return gradient
         key = storage_key(gradient)

@@ -117,6 +117,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._alive.append(real)
         return node
 
+    def forget_inputs(self) -> None:
+        """Lets go of the arguments: of a part of a model they are activations of one step."""
+        for node in [n for n in self.reals if source_of(n).kind == "input"]:
+            del self.reals[node]
+
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """The node that makes a tensor, or through which it entered."""
         node = self._node_of.get(id(tensor))

@@ -188,7 +188,9 @@ def _bernoulli_(x: Any, p: float = 0.5) -> Any:
 
 
 def _has_strides(tensor: torch.Tensor, like: torch.Tensor) -> bool:
-    return tensor.stride() == like.stride() and tensor.storage_offset() == like.storage_offset()
+    return bool(
+        tensor.stride() == like.stride() and tensor.storage_offset() == like.storage_offset()
+    )
 
 
 _BY_STRIDES = frozenset({aten.view.default, aten._unsafe_view.default, aten.as_strided.default})

@@ -5,6 +5,7 @@ hold everything that the call read of Python. Numbers that Python read from tens
 at each call, once the guards hold.
 """
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.capture.pytrees import named_tensors
-from rekindle.errors import PlanMismatch, RekindleError
+from rekindle.errors import CaptureError, PlanMismatch, RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
@@ -52,6 +53,14 @@ class Plan(Protocol):
     @property
     def overhead(self) -> float:
         """The share of time that recomputation adds."""
+
+
+class InRegions(Protocol):
+    """A model whose parts are planned, each with guards of its own (`runtime.regions`)."""
+
+    plan: Any
+
+    def run(self, model: nn.Module, call: Call) -> Any: ...
 
 
 class AnswerChanged(Exception):
@@ -184,6 +193,9 @@ class Manager:
         self.loss_fn = loss_fn
         self.correct_plan = correct_plan  # where a step needed more, or had less, than planned
         self.max_plans = max_plans
+        # For a model that cannot be read in one piece: made where planning it was refused.
+        self.in_regions: Callable[[nn.Module, CaptureError], InRegions] | None = None
+        self.regions: InRegions | None = None
         self.entries: list[Entry] = []
         self.first: Entry | None = None
         self.num_made = 0
@@ -201,6 +213,8 @@ class Manager:
         new.entries = [copies[id(e)] for e in self.entries]
         new.num_made = self.num_made
         new.first = None if self.first is None else copies[id(self.first)]
+        new.in_regions = self.in_regions
+        new.regions = copy.deepcopy(self.regions, memo)
         return new
 
     @property

@@ -127,10 +127,12 @@ class Runner:
         guards: Guards | None = None,
         problem: Problem | None = None,
         arena: ArenaUse | None = None,
+        max_stretches: int = 12,
     ) -> None:
         if cuda_graph and schedule.transfers:
             raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
-        joint, lowered = program.joint, emit(program, schedule, problem)
+        joint = program.joint
+        lowered = emit(program, schedule, problem, max_stretches)
         self.program = program
         self.schedule = schedule
         self.joint = joint

@@ -164,6 +164,14 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
+def push_mode(mode: Any) -> None:
+    """A dispatch mode for the rest of the autograd node that runs: the engine puts its thread's
+    state back behind each node."""
+    from torch.utils._python_dispatch import _push_mode
+
+    _push_mode(mode)
+
+
 @contextlib.contextmanager
 def recurrent_layers_call(run: Callable[..., Any]) -> Iterator[None]:
     """Inside, nn.LSTM and its kin call `run(name, function, *args)` in the place of the function
