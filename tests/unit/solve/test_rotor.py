@@ -268,3 +268,18 @@ def test_a_chain_takes_the_time_of_its_length_cubed():
             assert best_sequence(chain, 30 * num_stages) is not None
         seconds.append(time.process_time() - start)
     assert seconds[1] < 16 * seconds[0]  # 8 times the sums, in a table that caches hold less of
+
+
+@pytest.mark.parametrize("percent", [90, 75, 60, 45])
+@pytest.mark.parametrize("make", [generate.chain, generate.transformer], ids=["chain", "blocks"])
+@pytest.mark.parametrize("num_layers", [4, 12])
+def test_floating_is_never_dearer(make, num_layers, percent):
+    """Alg. 1 allows all that Alg. 3 does: equal blocks included."""
+    problem = make(num_layers)
+    budget = simulate(problem, keep_all(problem)).peak * percent // 100
+    persistent = run_solver(Rotor(), problem, budget, time_limit_s=20)
+    floating = run_solver(RotorFloating(), problem, budget, time_limit_s=40)
+    if persistent.schedule is None:
+        return
+    costs = [simulate(problem, s.schedule).cost for s in (floating, persistent)]
+    assert costs[0] <= costs[1]

@@ -32,6 +32,7 @@ NUM_PRUNED = 24  # of those, how many lose their needless runs
 MAX_TABLE_BYTES = 1 << 30
 FEW_SLOTS = 100  # blocks are joined rather than counted in fewer slots than this
 FEW_BLOCKS, FEW_BLOCKS_FLOATING = 100, 40  # solved in no time: long chains begin with that many
+PERSISTENT_BLOCKS = 400  # as many as `rotor` takes
 ADDS_PER_S = 1.5e9  # of the native programs on one slow core; only to choose the slots
 
 
@@ -174,6 +175,8 @@ def solve_by_rule(
     found: list[Sequence[int]] = [keep_all(problem).ops]
     few = FEW_BLOCKS_FLOATING if rule == Rule.floating else FEW_BLOCKS
     try:
+        if rule == Rule.floating and prune:
+            found += _persistent(problem, budget, name, slots, 0.25 * time_limit_s)
         for blocks, share in ((few, 0.25), (max_blocks, 1.0)):
             chain = find_chain(problem, blocks)
             assert not isinstance(chain, str), "accepts was asked first"
@@ -196,6 +199,26 @@ def solve_by_rule(
     except KeyboardInterrupt:
         return best_solution(problem, budget, found, solver=name, stopped_by="interrupt")
     return solution
+
+
+def _persistent(
+    problem: Problem, budget: int, name: str, slots: int, time_limit_s: float
+) -> list[Sequence[int]]:
+    """Schedules in which what is kept stays: the floating program allows them too, but sees fewer
+    blocks and slots in its time, so its own best may be dearer."""
+    solution = solve_by_rule(
+        problem,
+        budget,
+        Rule.persistent,
+        name=name,
+        slots=slots,
+        max_blocks=PERSISTENT_BLOCKS,
+        prune=True,
+        time_limit_s=time_limit_s,
+    )
+    if solution.stopped_by == "interrupt":
+        raise KeyboardInterrupt
+    return [s.ops for s in (solution.schedule, solution.smallest) if s is not None]
 
 
 def solve_on_chain(

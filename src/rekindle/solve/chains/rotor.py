@@ -21,6 +21,8 @@ Memory is counted in slots (500 to the budget), sizes rounded up. The sequence b
 rounding and the blocks' measures err on the safe side, the table reaches beyond the budget, the
 sequences of all its costs are lowered, and the exact simulation decides (`chain_search`).
 `rotor` and `rotor-floating` then drop runs whose older results can stay within the budget.
+`rotor-floating` looks at the persistent program first, which sees more blocks: its own sequences
+are of a larger space, so it is never the dearer of the two.
 `revolve` and `sequential` stay as published.
 
 Known limits: within a block all or nothing is saved; values that ops without a gradient share
