@@ -37,6 +37,7 @@ from rekindle.plans.plan_files import plan_from_json
 from rekindle.plans.plan_record import PlanRecord
 from rekindle.report import Account, Step, explain, explain_module, verdict
 from rekindle.report.exports import chrome_trace, snapshot_bytes
+from rekindle.report.graph_svg import graph_svg
 from rekindle.report.text import explain_record
 from rekindle.solve.pareto import pareto
 
@@ -84,6 +85,11 @@ def add_commands(commands: Any) -> None:
     )
     report.add_argument(
         "--points", type=points, default=9, metavar="N", help="points of the curve (default 9)"
+    )
+    report.add_argument(
+        "--graph",
+        metavar="FILE.svg",
+        help="draw the graph, its blocks and the schedule instead of the page",
     )
     report.add_argument("--no-curve", action="store_true", help="leave the trade-off curve out")
     report.add_argument("-q", "--quiet", action="store_true", help=QUIET_HELP)
@@ -137,8 +143,18 @@ def run_report(arguments: argparse.Namespace) -> ExitCode:
     """Writes the HTML page, with a measured step and a trade-off curve where they are wanted."""
     from rekindle.report.html import write_page  # jinja2: only this command needs it
 
-    check_writable(arguments.output)
+    check_writable(arguments.graph or arguments.output)
     found, plan = read_account(arguments)
+    if arguments.graph is not None:
+        drawing = graph_svg(found.problem, found.schedule)
+        write_bytes(arguments.graph, drawing.encode())
+        if arguments.json:
+            record = {**found.record(), "verdict": verdict(found), "graph": arguments.graph}
+            printing.print_json(record)
+        else:
+            print(verdict(found))
+            print(f"written to {arguments.graph}")
+        return ExitCode.DONE
     if arguments.model is not None:
         if plan is None:
             raise RekindleError(

@@ -80,6 +80,10 @@ def test_report(files, capsys):
     text = Path("page.html").read_text()
     assert "What memory costs in time" in text
     assert "schedule.json" not in text.partition("How to reproduce this")[0]
+    code, out, _ = run(capsys, "report", *both(files), "--graph", "step.svg")
+    assert code == 0
+    assert "written to step.svg" in out
+    assert Path("step.svg").read_text().startswith("<svg")
     code, out, _ = run(capsys, "report", *both(files), "--no-curve", "--json")
     record = json.loads(out)
     assert (code, record["report"]) == (0, "report.html")
