@@ -232,10 +232,10 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "verdict": verdict(account),
                 "num_recomputed": trace.num_recomputed,
                 "kept": found.kept,
-                "kernels": found.record.options.kernels,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
                 "predicted_ns": predicted.step_ns,
+                **({} if found.joint.kernels == "eager" else {"kernels": found.joint.kernels}),
                 **profile_record(found),
             }
         )

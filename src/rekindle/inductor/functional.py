@@ -25,6 +25,10 @@ from rekindle.torch_compat import (
 )
 
 aten = torch.ops.aten
+_MASK = aten.bernoulli_.float
+_BLANK = frozenset(
+    {aten.empty_like.default, aten.empty.memory_format, aten.new_empty.default}
+)  # what it may draw into: nothing was read of it before
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ def functional(joint: JointGraph) -> Functional:
     placeholders = [n for n in joint.nodes if n.op == "placeholder"]
     primals = tuple([n for n in placeholders if source_of(n).kind != "tangent"])
     tangents = tuple([n for n in placeholders if source_of(n).kind == "tangent"])
+    if joint.retained:
+        raise NotCompiled("the gradient of an output is retained")
     written = _written(joint, primals)
     outputs = _returned(joint)
     gradients = tuple(dict.fromkeys([made for _, made in joint.gradients]))
@@ -63,6 +69,11 @@ def functional(joint: JointGraph) -> Functional:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 trace_as(node.name)
                 values[node] = _run(node, args, kwargs, changed)
+                if node.target is _MASK:
+                    if node.args[0].target in _BLANK:
+                        values[node.args[0]] = values[node]
+                    else:
+                        values[node] = args[0].copy_(values[node])
         return [values[n] for n in (*written, *outputs, *gradients)]
 
     def call(primals: Any, tangents: Any) -> list[Any]:
@@ -183,14 +194,13 @@ def _cudnn_batch_norm_backward(
 
 
 def _bernoulli_(x: Any, p: float = 0.5) -> Any:
-    """Dropout's mask on a CPU: as a number that is drawn by a kernel, which fuses."""
-    return x.copy_(torch.rand_like(x, dtype=torch.float32) < p)
+    """Dropout's mask on a CPU: drawn by a kernel, which fuses, and kept as booleans."""
+    return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
 
 
 def _has_strides(tensor: torch.Tensor, like: torch.Tensor) -> bool:
-    return bool(
-        tensor.stride() == like.stride() and tensor.storage_offset() == like.storage_offset()
-    )
+    where = (tensor.stride(), tensor.storage_offset())
+    return bool(where == (like.stride(), like.storage_offset()))
 
 
 _BY_STRIDES = frozenset({aten.view.default, aten._unsafe_view.default, aten.as_strided.default})
@@ -198,5 +208,5 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.cudnn_batch_norm.default: _cudnn_batch_norm,
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
-    aten.bernoulli_.float: _bernoulli_,
+    _MASK: _bernoulli_,
 }

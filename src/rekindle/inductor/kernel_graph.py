@@ -182,8 +182,11 @@ class KernelGraph:
         self._describe(node, value, writes, self._origin(step.origins))
         if len(made) == 1:
             made[0].node = node
-        for i, buffer in enumerate(made if len(made) > 1 else ()):
-            buffer.node = self._part(node, i).buffer.node
+        if isinstance(value, (tuple, list)):
+            # Right behind the call: what a graph reads of an op stands beside it.
+            parts = {i: self._part(node, i) for i, v in enumerate(value) if tensors_of(v)}
+            for i, buffer in enumerate(made):
+                buffer.node = parts[i].buffer.node
         return node
 
     def _result(self, form: CallForm, scope: dict[str, Any], args: tuple[Any, ...]) -> Any:

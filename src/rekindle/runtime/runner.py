@@ -405,7 +405,7 @@ class Runner:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
         if self.joint.kernels != "eager":
-            self._lay_out_for_kernels(step, grads)
+            self._lay_out_for_kernels(step, grads, retained)
             return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state(), retained)
@@ -435,20 +435,28 @@ class Runner:
         else:
             step.other = other
 
-    def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
+    def _lay_out_for_kernels(
+        self, step: Step, grads: Sequence[Any], retained: Sequence[int]
+    ) -> None:
         """The gradients as the compiled backward reads them: a missing one is zero, as
         torch.compile has it. The backward for other outputs would need another forward."""
         arrived = [k for k, g in enumerate(grads) if g is not None]
         unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
-        if unplanned:
+        if unplanned or retained:
+            planned = [t.output for t in self.joint.tangents]
+            what = (
+                f"gradients arrived for outputs {unplanned}"
+                if unplanned
+                else f"outputs {list(retained)} retain their gradients"
+            )
             raise RuntimeError(
-                f"gradients arrived for outputs {unplanned} of a managed module whose compiled "
-                f"kernels were planned for outputs {[t.output for t in self.joint.tangents]}; pass "
-                'loss_fn=, or use kernels="eager"'
+                f"{what} of a managed module whose compiled kernels were planned for gradients of "
+                f'outputs {planned}; pass loss_fn=, or use kernels="eager"'
             )
         changed = self.changes.found(step, self.joint)
         if changed is not None:
-            step.other = self._without(changed, (self.layouts, ()), self.joint)
+            step.other = self._without(changed, (self.layouts,), self.joint)
+            self._take_another_way(step)
         step.tangents = [
             g if wanted is None else self._laid_out_tangent(g, k)
             for k, (g, wanted) in enumerate(zip(grads, self.layouts, strict=True))

@@ -168,3 +168,22 @@ def test_what_is_not_known_is_refused_by_name(line: str, why: str) -> None:
     text = TEXT_ONCE.replace("    return (buf4", f"    {line}\n    return (buf4")
     with pytest.raises((NotCompiled, ValueError), match=why):
         graph_of(text, scope())
+
+
+def test_parts_of_a_result_stand_behind_the_call() -> None:
+    """Also where the wrapper names them later, between other kernels."""
+    text = TEXT_ONCE.replace(
+        "    return (buf4, buf2,",
+        "    buf5 = torch.ops.aten.var_mean.correction(buf4, [0])\n"
+        "    buf6 = buf5[0]\n"
+        "    buf7 = empty_strided_cpu((8, 4), (4, 1), torch.float32)\n"
+        "    triton_poi_fused_0.run(primals_1, buf7, 32, stream=stream0)\n"
+        "    buf8 = buf5[1]\n"
+        "    return (buf8, buf6,",
+    )
+    kernels, results = graph_of(text, scope())
+    nodes = list(kernels.graph.nodes)
+    call = next(n for n in nodes if n.name.startswith("aten_var_mean"))
+    at = nodes.index(call)
+    assert [n.target for n in nodes[at + 1 : at + 3]] == [operator.getitem] * 2
+    assert [kernels.node_of(r).args[1] for r in results[:2]] == [1, 0]
