@@ -26,6 +26,7 @@ from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, DeviceProfileError, PlanMismatch
 from rekindle.frontend import Reading, call_of, read
 from rekindle.inductor import with_compiled_kernels
+from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
 from rekindle.offloading import choose_moving, problem_of
@@ -428,10 +429,16 @@ def captured(
     """The graph that a plan is made for: as eager runs it, then rewritten."""
     joint, reading = recorded(options, model, args, kwargs)
     if options.kernels != "eager":
-        compiled = with_compiled_kernels(model, joint)
+        compiled = with_compiled_kernels(model, joint, _lowered_in_order)
         if compiled is not None:
             return compiled, reading
     return rewrite(joint, fuse=options.fuse), reading
+
+
+def _lowered_in_order(joint: JointGraph) -> None:
+    """Raises where the later stages cannot do with a graph."""
+    program = analyse(joint)
+    emit(program, Schedule(tuple(range(len(program.ops)))))
 
 
 def with_backward(

@@ -4,6 +4,7 @@ import logging
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 
 from torch import nn
 
@@ -23,9 +24,11 @@ _known: weakref.WeakKeyDictionary[nn.Module, list[tuple[JointGraph, JointGraph |
 )
 
 
-def with_compiled_kernels(model: nn.Module, joint: JointGraph) -> JointGraph | None:
+def with_compiled_kernels(
+    model: nn.Module, joint: JointGraph, try_out: Callable[[JointGraph], object]
+) -> JointGraph | None:
     """The recorded graph with Inductor's kernels; None, and a warning, where it cannot have
-    them: then eager's kernels run."""
+    them: then eager's kernels run. `try_out` raises where later stages cannot do with it."""
     kept = _known.setdefault(model, [])
     for recorded, made in kept:
         if recorded is joint:
@@ -36,7 +39,9 @@ def with_compiled_kernels(model: nn.Module, joint: JointGraph) -> JointGraph | N
     try:
         with collector_at_rest(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says of its own code
-            found = compiled(joint)
+            made = compiled(joint)
+            try_out(made)
+        found = made
         milestone(f"compiled {len(found.nodes):,} nodes in {time.monotonic() - begun:.1f} s")
     except Exception as error:  # a compiler may raise anything; eager's kernels are there
         line = next(iter(str(error).splitlines()), "") or type(error).__name__
