@@ -208,8 +208,8 @@ class KernelGraph:
         return Shown(Buffer(node))
 
     def _origin(self, names: Sequence[str]) -> NodeFacts | None:
-        """Of the recorded nodes that a kernel computes, the last one of the phase: it stands for
-        the kernel where modules, lines and pairs of forward and backward are told."""
+        """Of the recorded nodes that a kernel computes, the last one of the phase: the kernel's
+        module and line, and the forward op whose gradient it is, are that one's."""
         known = [facts(self._recorded[n]) for n in names if n in self._recorded]
         return next((f for f in reversed(known) if f.phase == self.phase), None)
 
