@@ -32,7 +32,7 @@ BENCHMARKS := benchmarks/core/scale.py benchmarks/fastsa/speed.py benchmarks/fas
   benchmarks/hiremate/structure.py benchmarks/hiremate/threads.py benchmarks/hiremate/table3.py \
   benchmarks/hiremate/table4.py benchmarks/hiremate/figures.py \
   benchmarks/overhead/keep_all.py benchmarks/planning/again.py benchmarks/planning/first.py \
-  benchmarks/planning/guards.py \
+  benchmarks/planning/guards.py benchmarks/planning/meta.py \
   benchmarks/auto/table.py benchmarks/transfers/table.py benchmarks/soak/soak.py
 
 CXX_FILES := $(wildcard cpp/*.cpp cpp/*/*.cpp cpp/*/*.h benchmarks/fastsa/structure/*.cpp \

@@ -240,3 +240,44 @@ def test_parameters_are_put_in_anew() -> None:
             block.up.weight = nn.Parameter(block.up.weight.detach() + 1.0)
 
     check(Stack(), renew)
+
+
+class Elsewhere(Stack):
+    """Reads a tensor of a block that was repeated, past the block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.blocks[2].up.weight.sum()
+
+
+def test_a_tensor_of_a_block_that_is_read_elsewhere() -> None:
+    assert num_repeated(Elsewhere(), torch.randn(3, 6)) == 0
+    check(Elsewhere())
+
+
+def test_a_block_that_cannot_be_watched_is_read() -> None:
+    model = Stack()
+    for block in model.blocks:
+        nest: list[Any] = []
+        for _ in range(80):
+            nest = [nest]
+        block.nest = nest
+    assert num_repeated(model, torch.randn(3, 6)) == 0
+    check(model)
+
+
+class Layers(nn.Module):
+    """torch's own layers, which ask for much before they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+        self.into = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(self.into(x)[None] * 1.0).square().mean()
+
+
+def test_layers_of_torch() -> None:
+    assert num_repeated(Layers(), torch.randn(3, 6)) == 3
+    check(Layers(), lambda m: m.encoder.layers[2].dropout1.eval())

@@ -101,6 +101,11 @@ class CallGuards:
         return self._manager.check(scope) and self._repeats.check(scope)
 
     @property
+    def can_be_watched(self) -> bool:
+        """Whether changes of those blocks can be seen."""
+        return self._repeats.can_be_watched
+
+    @property
     def num_repeated(self) -> int:
         """Blocks of the model that were not read themselves."""
         return self._repeats.num_blocks
@@ -273,8 +278,10 @@ def read_call(
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
     changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
     reading = _read_call(function, scope, adapt, getattr(scope["forward"], "__self__", None))
-    if reading.apart and len({id(given.value) for given in reading.inputs}) < len(reading.inputs):
-        # A tensor of a block that was not read itself is read elsewhere as well.
+    num_tensors = len({id(given.value) for given in reading.inputs})
+    if reading.apart and (num_tensors < len(reading.inputs) or not reading.guards.can_be_watched):
+        # A tensor of a block that was not read itself is read elsewhere as well, or what is in
+        # such a block cannot be compared at each call.
         return _read_call(function, scope, adapt, None)
     return reading
 

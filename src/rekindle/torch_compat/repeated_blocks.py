@@ -33,7 +33,7 @@ class Repeats:
         self._firsts = _tuple_of(found.firsts)
         self._seen: tuple[tuple[Unchanged, tuple[int, ...]], ...] = ()
         if found.tensors:
-            with contextlib.suppress(*_NOT_THERE, ValueError):  # else they are compared at a call
+            with contextlib.suppress(*_NOT_THERE, ValueError):
                 self._see(self._now(scope), found.values)
         found.values.clear()
 
@@ -42,7 +42,13 @@ class Repeats:
 
     @property
     def num_blocks(self) -> int:
+        """How many blocks were repeated."""
         return len(self._found.pairs)
+
+    @property
+    def can_be_watched(self) -> bool:
+        """Whether it can be told at each call that nothing in the blocks is new."""
+        return not self or bool(self._seen)
 
     def check(self, scope: dict[str, Any]) -> bool:
         """Whether a call of this scope repeats the blocks that were repeated when it was read. The
