@@ -45,4 +45,5 @@ NB_MODULE(_native, m) {
     rekindle::bind_anneal(m);
     rekindle::bind_chain(m);
     rekindle::bind_watch(m);
+    rekindle::bind_place(m);
 }

@@ -23,11 +23,13 @@ from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.pytrees import named_tensors, path_names, split
 from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
-from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.errors import BudgetInfeasible, DeviceProfileError, PlanMismatch
 from rekindle.frontend import Reading, call_of, read
+from rekindle.inductor import with_compiled_kernels
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
-from rekindle.plans.options import Options
+from rekindle.offloading import choose_moving, problem_of
+from rekindle.plans.options import Options, parse_offload
 from rekindle.plans.plan_record import (
     PlanRecord,
     Provenance,
@@ -40,6 +42,7 @@ from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
 from rekindle.predict.device_budget import headroom_bytes, optimizer_class, total_bytes
 from rekindle.profile import (
+    DeviceDescription,
     Profile,
     ProfileListener,
     ProfileProgress,
@@ -47,6 +50,8 @@ from rekindle.profile import (
     load_device,
     profile_nodes,
 )
+from rekindle.profile.host_rates import HostRates, spare_host_bytes
+from rekindle.profile.measure_host import host_rates
 from rekindle.profile.profiler import describe, is_there
 from rekindle.program import Program, analyse, charged_nodes
 from rekindle.program.formulate import formulate
@@ -54,6 +59,7 @@ from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
 from rekindle.runtime.measured_step import Sample, sample_of
+from rekindle.runtime.rescue import empty_cache
 from rekindle.runtime.step_watch import NUM_CORRECTIONS, Excess, with_excess
 from rekindle.solve.progress import Progress, milestone, report
 from rekindle.solving import Choice, choose
@@ -95,7 +101,20 @@ def plan_call(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}: {str(model)[:60]}")
     _say_what_is_planned(model)
+    if options.kernels == "auto":
+        return _faster_plan(options, model, args, kwargs, first)
+    return _plan_call(options, model, args, kwargs, first)
+
+
+def _plan_call(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: PlanRecord | None,
+) -> tuple[PlanRecord, Captured]:
     joint, reading = _captured_told(options, model, args, kwargs)
+    DataGuards(joint)  # what cannot be asked again at a call is refused before anything is measured
     given = None
     if options.device_budget is not None:
         given = device_budget(options, model, args, kwargs, joint.device)
@@ -107,6 +126,44 @@ def plan_call(
     record, captured = plan_joint(options, joint, name, sample, given, at_least, reading)
     made = replace(record.provenance, **_circumstances(options, model, args, kwargs, joint.device))
     return replace(record, provenance=made), captured
+
+
+def _faster_plan(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: PlanRecord | None,
+) -> tuple[PlanRecord, Captured]:
+    """Of the plans with eager's and with compiled kernels, the one whose step is predicted to be
+    faster. A fraction is of the peak with eager's kernels, for both. For the smallest budget, the
+    one with the smaller peak."""
+    found: list[tuple[PlanRecord, Captured]] = []
+    refused: BudgetInfeasible | None = None
+    for kernels in ("eager", "inductor"):
+        again = replace(options, kernels=kernels)
+        if found and is_fraction(options.budget):
+            again = replace(again, budget=found[0][0].budget_bytes)
+        try:
+            made = _plan_call(again, model, args, kwargs, first)
+        except BudgetInfeasible as error:
+            refused = refused or error
+            continue
+        if made[1].joint.kernels == kernels:  # else there are no compiled ones
+            found.append(made)
+    if not found:
+        assert refused is not None
+        raise refused
+
+    def rank(made: tuple[PlanRecord, Captured]) -> tuple[int, int]:
+        record, captured = made
+        predictor = Predictor(captured.program, captured.profile, record.problem)
+        peak = predictor.peak_bytes(record.schedule) if options.budget == MIN_BUDGET else 0
+        return peak, predictor.step_ns(record.schedule)
+
+    best = min(found, key=rank)
+    milestone(f"{best[1].joint.kernels} kernels are taken")
+    return best
 
 
 def _circumstances(
@@ -177,7 +234,7 @@ def plan_again(
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
-            record, captured = plan_joint(again, joint, old.problem.name, sample, given)
+            record, captured = plan_joint(again, joint, old.problem.name, sample, given, like=old)
             runner = _late_runner(options, captured.program, record)
             captured = replace(captured, options=options, late_runner=runner)
             return _made_like(replace(record, solver=old.solver), old), captured
@@ -200,16 +257,21 @@ def plan_joint(
     given: DeviceBudget | None = None,
     at_least: int = 0,
     reading: Reading | None = None,
+    like: PlanRecord | None = None,
 ) -> tuple[PlanRecord, Captured]:
     """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
-    the device budget, resolved."""
+    the device budget, resolved; `like` is a plan whose link to the host this one has too."""
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, name, sample)
-        predictor = Predictor(program, profile, problem)
+        program, profile, problem = formulated(options, joint, name, sample)
+        if like is not None:
+            problem = replace(problem, transfers=like.problem.transfers)
+        predictor = _predictor(options, program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
-            budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        choice = choose(options, predictor, budget)
+            on_top = 0 if options.count_gradients else predictor.parameter_gradients_bytes
+            rest = max(1, predictor.keep_all_bytes - on_top)
+            budget = max(at_least, parse_budget(options.budget, rest) + on_top)
+        problem, choice = _chosen(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
         milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
     runner = _late_runner(options, program, record)
@@ -236,11 +298,21 @@ def correct_plan(
     limit_s = min(options.time_limit_s, _CORRECTION_LIMIT_S)
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
-        predictor = Predictor(program, profile, problem)
-        choice = choose(again, predictor, budget, start=old.schedule)
+        predictor = _predictor(options, program, profile, problem)
+        problem, choice = _chosen(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
     return record, replace(captured, late_runner=runner, kept=choice.kept)
+
+
+def _chosen(
+    options: Options, predictor: Predictor, budget: int | None, start: Schedule | None = None
+) -> tuple[Problem, Choice]:
+    """The schedule, and the problem that it is of: with a link where it moves values."""
+    if predictor.problem.transfers is None:
+        return predictor.problem, choose(options, predictor, budget, start)
+    choice = choose_moving(options, predictor, budget, start)
+    return problem_of(predictor, choice), choice
 
 
 def capture_for(
@@ -263,10 +335,12 @@ def capture_for(
             f"the plan was made for {made.device} and the model is on {', '.join(sorted(where))}; "
             "move the model or make a new plan"
         )
+    options = replace(options, kernels=record.options.kernels)
     joint, reading = captured(options, model, args, kwargs)
     sample = _sample(joint, reading)
     with collector_at_rest():
-        program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
+        program, profile, problem = formulated(options, joint, type(model).__name__, sample)
+    problem = replace(problem, transfers=record.problem.transfers)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, reading, options)
@@ -353,6 +427,10 @@ def captured(
 ) -> tuple[JointGraph, Reading]:
     """The graph that a plan is made for: as eager runs it, then rewritten."""
     joint, reading = recorded(options, model, args, kwargs)
+    if options.kernels != "eager":
+        compiled = with_compiled_kernels(model, joint)
+        if compiled is not None:
+            return compiled, reading
     return rewrite(joint, fuse=options.fuse), reading
 
 
@@ -398,9 +476,11 @@ def torch_release() -> str:
 # ---- stages
 
 
-def _formulated(
+def formulated(
     options: Options, joint: JointGraph, name: str, sample: Sample | None
 ) -> tuple[Program, Profile, Problem]:
+    """The stages from a graph to its problem; ops that no earlier run has measured are measured on
+    the sample."""
     if options.cuda_graph and joint.device.type != "cuda":
         raise ValueError(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "
@@ -421,7 +501,9 @@ def _formulated(
         on_progress=listener,
     )
     if description is None and is_there(joint.device):
-        profile = measured_in_place(options, program, profile, sample, listener)
+        known, profile = profile, measured_in_place(options, program, profile, sample, listener)
+        if profile is not known:
+            empty_cache(joint.device)  # of what measuring made
     milestone(f"profiled {profile.summary()}")
     if profile.is_noisy:
         log.warning(
@@ -429,7 +511,46 @@ def _formulated(
             "with remeasure=True when it is quiet",
             100 * profile.spread,
         )
-    return program, profile, formulate(program, profile, name)
+    profile = replace(profile, host=_host_rates(options, joint.device, description))
+    problem = formulate(program, profile, name)
+    if profile.host is not None:
+        problem = replace(problem, transfers=profile.host.link(_host_budget(options)))
+    return program, profile, problem
+
+
+def _host_rates(
+    options: Options, device: torch.device, description: DeviceDescription | None
+) -> HostRates | None:
+    """The link to host memory that a plan may use; None where it is to use none."""
+    wish = parse_offload(options.offload)
+    if wish is None or options.cuda_graph or (wish.only_on_gpu and device.type != "cuda"):
+        return None
+    if description is None and device.type == "cuda":
+        found = host_rates(device, cache=options.cache, remeasure=options.remeasure)
+        if found is None:
+            log.warning("the link to host memory cannot be measured now: values are not moved")
+        return found
+    where = description or describe(device)
+    if where.host is None and not wish.only_on_gpu:
+        raise DeviceProfileError(
+            f"the device description {where.name!r} has no rates to and from host memory, which "
+            f"offload={options.offload!r} needs: add a table host to it"
+        )
+    return where.host
+
+
+def _host_budget(options: Options) -> int:
+    wish = parse_offload(options.offload)
+    assert wish is not None
+    return spare_host_bytes() if wish.host_budget is None else wish.host_budget
+
+
+def _predictor(options: Options, program: Program, profile: Profile, problem: Problem) -> Predictor:
+    has_arena = options.arena and not options.cuda_graph
+    # Of the whole device it counts what the allocator takes. Without an arena that is up to twice
+    # what a step needs where the device is full: the allocator gives back segments then.
+    in_reserved = has_arena and options.device_budget is not None
+    return Predictor(program, profile, problem, has_arena, in_reserved)
 
 
 def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:
@@ -467,7 +588,10 @@ def _record(
         solver=solution.solver,
         # If the loss is the only output, `hold_outputs=False` drops nothing and plans the same
         # step: record it as held, so that plan files of equal steps are equal.
-        options=kept_options(options, hold_outputs=program.held == program.given),
+        options=kept_options(
+            replace(options, kernels=program.joint.kernels),
+            hold_outputs=program.held == program.given,
+        ),
         provenance=Provenance(
             torch=torch_release(),
             rekindle=own_version(),
@@ -497,4 +621,5 @@ def _late_runner(
         options.cuda_graph,
         limit,
         num_corrections,
+        options.arena,
     )

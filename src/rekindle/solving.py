@@ -86,7 +86,7 @@ def choose(
         remember(problem, options.wishes, solution.schedule)
         return Choice(solution, kept, budget)
     smallest = planning.smallest(solution.smallest, SMALLEST_S)
-    peak = predictor.peak_bytes(smallest)
+    peak = predictor.needed_bytes(smallest)
     if peak <= budget:  # the search was unlucky, or had too little time
         return dataclasses.replace(planning.at_smallest(smallest, budget), budget_bytes=budget)
     why = _why_infeasible(options, predictor, budget, solution)
@@ -125,7 +125,7 @@ class _Planning:
                 # What is proven of the solver's budget is not of a larger one.
                 message = solution.message if target == budget else ""
                 return dataclasses.replace(solution, message=message), kept
-            excess = self.predictor.peak_bytes(solution.schedule) - budget
+            excess = self.predictor.needed_bytes(solution.schedule) - budget
             if excess <= 0:
                 return solution, kept
             if solution.stopped_by == "interrupt":  # the user does not want to wait
@@ -134,7 +134,7 @@ class _Planning:
             target -= excess + budget // 500
             found = solution.schedule
         return dataclasses.replace(
-            solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
+            solution, schedule=None, smallest=solution.schedule, status=Status.TIME_LIMIT
         ), False
 
     def smallest(self, also: Schedule | None, limit_s: float) -> Schedule:
@@ -159,7 +159,7 @@ class _Planning:
     def at_smallest(self, smallest: Schedule, budget: int | None = None) -> Choice:
         """A schedule that needs no more than that one, or than the budget, and costs as little as
         the time left allows."""
-        peak = self.predictor.peak_bytes(smallest)
+        peak = self.predictor.needed_bytes(smallest)
         trace = simulate(self.problem, smallest)
         target = trace.peak if budget is None else trace.peak + budget - peak
         solution, kept = self.solve(target, smallest, max(SHARES[-1], self._share_left))
@@ -177,7 +177,7 @@ class _Planning:
         return math.floor(8 * self.left() / self.options.time_limit_s) / 8
 
     def _peak_and_cost(self, schedule: Schedule) -> tuple[int, int]:
-        return self.predictor.peak_bytes(schedule), simulate(self.problem, schedule).cost
+        return self.predictor.needed_bytes(schedule), simulate(self.problem, schedule).cost
 
     def solve(
         self, budget: int, warm_start: Schedule | None, share: float
@@ -222,6 +222,8 @@ def _why_infeasible(options: Options, predictor: Predictor, budget: int, solutio
     asked = size(budget)
     if options.device_budget is not None:
         asked = f"{asked}, what device_budget={options.device_budget!r} leaves for a step,"
+    elif not options.count_gradients:
+        asked = f"{options.budget} and the parameters' gradients, {asked} in all,"
     elif is_fraction(options.budget):
         asked = f"{options.budget} of {size(predictor.keep_all_bytes)} = {asked}"
     resident = set(problem.resident)

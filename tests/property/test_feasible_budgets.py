@@ -33,9 +33,9 @@ class Erratic:
 
     @property
     def keep_all_bytes(self) -> int:
-        return self.peak_bytes(keep_all(self.problem))
+        return self.needed_bytes(keep_all(self.problem))
 
-    def peak_bytes(self, schedule: Schedule) -> int:
+    def needed_bytes(self, schedule: Schedule) -> int:
         peak = simulate(self.problem, schedule).peak
         drawn = zlib.crc32(repr((self.seed, schedule.ops)).encode()) % 1000
         return peak + peak * 12 * drawn // 100_000
@@ -62,7 +62,7 @@ def test_e16_a_budget_above_a_feasible_one_is_feasible(
             monkeypatch.setattr("rekindle.solve.small_schedules._known", OrderedDict())
         choice = choose(options, predictor, budget)
         assert choice.budget_bytes == budget
-        return predictor.peak_bytes(choice.solution.schedule)
+        return predictor.needed_bytes(choice.solution.schedule)
 
     whole = predictor.keep_all_bytes
     smallest = whole
@@ -109,7 +109,7 @@ def test_e16_what_one_search_has_found_another_has_too() -> None:
     found = choose(Options(time_limit_s=2.0, cache=False), predictor, budget)
     again = choose(Options(solver=Unlucky(), time_limit_s=0.1, cache=False), predictor, budget)
     assert again.solution.schedule is not None
-    assert predictor.peak_bytes(again.solution.schedule) <= budget
+    assert predictor.needed_bytes(again.solution.schedule) <= budget
     # Costs that were measured anew change nothing about memory.
     ops = tuple(dataclasses.replace(op, cost=op.cost + 1) for op in problem.ops)
     other: Any = Erratic(dataclasses.replace(problem, ops=ops), 0)

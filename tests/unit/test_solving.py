@@ -59,7 +59,7 @@ class Generous:
     def keep_all_bytes(self) -> int:
         return simulate(self.problem, keep_all(self.problem)).peak
 
-    def peak_bytes(self, schedule: Schedule) -> int:
+    def needed_bytes(self, schedule: Schedule) -> int:
         peak = simulate(self.problem, schedule).peak
         return peak + peak // 25
 
@@ -101,7 +101,7 @@ class NeverEnough(Generous):
 
     budget: int = 0
 
-    def peak_bytes(self, schedule: Schedule) -> int:
+    def needed_bytes(self, schedule: Schedule) -> int:
         return self.budget + 1
 
 
@@ -127,7 +127,7 @@ def test_a_second_try_costs_little(share: float) -> None:
     budget = int(share * base.peak)
     found = choose(Options(time_limit_s=1.0, cache=False), predictor, budget).solution
     assert found.schedule is not None
-    assert predictor.peak_bytes(found.schedule) <= budget
+    assert predictor.needed_bytes(found.schedule) <= budget
     directly = run_solver(find_solver("auto"), problem, int(budget / 1.05), time_limit_s=4.0)
     assert directly.schedule is not None
     extra = [simulate(problem, s).cost - base.cost for s in (found.schedule, directly.schedule)]

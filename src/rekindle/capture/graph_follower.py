@@ -30,6 +30,7 @@ from rekindle.torch_compat import (
     eager_layouts_answered,
     is_saved_region,
     new_fake_mode,
+    outside_function_modes,
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
@@ -125,6 +126,7 @@ class Follower:
                 stack.enter_context(collector_at_rest())
                 stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
+                stack.enter_context(outside_function_modes())  # whose calls Dynamo has read
                 stack.enter_context(run_saved_regions_plainly())
                 stack.enter_context(eager_layouts_answered())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))

@@ -60,6 +60,7 @@ class Call:
 
     @property
     def scope(self) -> dict[str, Any]:
+        """What guards are about: the expressions of their sources begin with these names."""
         return {
             "forward": self.forward,
             "args": self.args,

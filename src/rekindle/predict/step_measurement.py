@@ -18,7 +18,7 @@ from torch import nn
 
 from rekindle.capture.random_streams import left_alone, reachable_generators
 from rekindle.plans.options import as_args
-from rekindle.profile.block_sizes import LARGE_SEGMENT, SMALL
+from rekindle.profile.block_sizes import LARGE_SEGMENT
 from rekindle.profile.cpu_allocator import allocator_deltas, peak_of
 
 
@@ -29,7 +29,7 @@ class StepMeasurement:
     peak_bytes: int  # above what was resident
     step_ns: int  # median
     resident_bytes: int  # allocated before the step; 0 where the device does not tell
-    reserved_bytes: int  # the allocator's hold at the peak, fragmentation included
+    reserved_bytes: int  # what the allocator took for it, from an empty cache: whole segments
     num_steps: int
     device: str
 
@@ -40,13 +40,17 @@ class Prediction:
 
     peak_bytes: int
     step_ns: int
+    reserved_bytes: int
 
     def against(self, measured: StepMeasurement) -> str:
         """Predicted and measured, side by side."""
-        peak, took = measured.peak_bytes, measured.step_ns
+        peak, took, held = measured.peak_bytes, measured.step_ns, measured.reserved_bytes
         return (
             f"peak predicted {self.peak_bytes:,} B, measured {peak:,} B "
-            f"(ratio {_ratio(self.peak_bytes, peak)}); step predicted {self.step_ns / 1e6:.2f} ms, "
+            f"(ratio {_ratio(self.peak_bytes, peak)}); "
+            f"reserved predicted {self.reserved_bytes:,} B, measured {held:,} B "
+            f"(ratio {_ratio(self.reserved_bytes, held)}); "
+            f"step predicted {self.step_ns / 1e6:.2f} ms, "
             f"measured {took / 1e6:.2f} ms (ratio {_ratio(self.step_ns, took)})"
         )
 
@@ -96,17 +100,26 @@ def _fill_gaps(device: torch.device) -> list[torch.Tensor]:
         return []
     # Whole free segments go back; what is left are gaps in segments that are in use.
     torch.cuda.empty_cache()
-    index = torch.cuda.current_device() if device.index is None else device.index
     stream = torch.cuda.current_stream(device).cuda_stream
     sizes = [
         block["size"]
-        for segment in torch.cuda.memory_snapshot()
-        if (segment["device"], segment["stream"]) == (index, stream)
-        and segment["segment_type"] == "large"
+        for segment in _segments_in_use(device)
+        if segment["stream"] == stream
         for block in segment["blocks"]
-        if block["state"] == "inactive" and SMALL < block["size"] <= LARGE_SEGMENT
+        if block["state"] == "inactive" and block["size"] <= LARGE_SEGMENT
     ]
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+
+
+def _segments_in_use(device: torch.device) -> list[dict[str, Any]]:
+    """The allocator's segments in which something is allocated. Those of private pools, such as the
+    one that planned steps have, are not when no step runs."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [
+        segment
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and segment["allocated_size"]
+    ]
 
 
 def _peak(
@@ -117,12 +130,14 @@ def _peak(
         clear()
         return 0, peak, peak
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     resident = int(torch.cuda.memory_allocated(device))
+    held = sum(int(segment["total_size"]) for segment in _segments_in_use(device))
     torch.cuda.reset_peak_memory_stats(device)
     step()
     torch.cuda.synchronize(device)
     peak = int(torch.cuda.max_memory_allocated(device)) - resident
-    reserved = int(torch.cuda.max_memory_reserved(device))
+    reserved = int(torch.cuda.max_memory_reserved(device)) - held
     clear()
     return resident, peak, reserved
 

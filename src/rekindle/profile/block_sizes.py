@@ -15,6 +15,7 @@ a new segment; `CudaBlocks.expandable` says that blocks are exact.
 """
 
 import os
+import re
 from dataclasses import dataclass
 
 MIB = 2**20
@@ -59,13 +60,21 @@ def blocks_of(kind: str) -> Blocks:
 
 
 def expandable_segments() -> bool:
-    """What PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch 2.10) asks for."""
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        for setting in os.environ.get(variable, "").split(","):
+    """Whether segments grow, as PYTORCH_ALLOC_CONF asks for."""
+    return allocator_settings().get("expandable_segments", "").lower() == "true"
+
+
+def allocator_settings() -> dict[str, str]:
+    """What PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch 2.10) says, by name."""
+    found: dict[str, str] = {}
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        # Commas stand between settings, and inside a list of them.
+        text = re.sub(r"\[[^]]*\]", lambda m: m[0].replace(",", ";"), os.environ.get(variable, ""))
+        for setting in text.split(","):
             key, _, value = setting.partition(":")
-            if key.strip() == "expandable_segments":
-                return value.strip().lower() == "true"
-    return False
+            if key.strip():
+                found[key.strip()] = value.strip()
+    return found
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -44,6 +44,7 @@ class Rescue:
         self.tangents: list[Any] = []
 
     def keep_tangents(self, tangents: Sequence[Any]) -> None:
+        """Sets the gradients aside that have arrived for outputs; large ones in host memory."""
         self.tangents = [
             t.cpu() if isinstance(t, torch.Tensor) and t.nbytes > _SMALL else t for t in tangents
         ]
@@ -90,10 +91,14 @@ class Rescue:
 def runner_with_more_room(
     runner: "Runner", step: "Step", error: torch.OutOfMemoryError
 ) -> "Runner":
-    """That of a plan which needs less than the device had for this step. Raises the error where
-    there is none, or where steps are not watched any more."""
+    """That of a plan which needs less than the device had for this step; the same one, outside of
+    its arena. Raises the error where there is none, or where steps are not watched any more."""
     is_backward = bool(step.versions)
-    if runner.watch is None or runner.smaller_plan is None or step.rescue is None:
+    was_inside, step.arena = step.arena is not None, None
+    if was_inside and runner.arena is not None:
+        runner.arena.give_up()
+    is_watched = runner.watch is not None and runner.smaller_plan is not None
+    if step.rescue is None or not (is_watched or was_inside):
         error.add_note(HINT)
         raise error
     if is_backward and (backward_keeps_graph() or step.other is not None):
@@ -104,6 +109,10 @@ def runner_with_more_room(
     if is_backward and step.rescue.is_changed(step):
         error.add_note("rekindle: not repeated, since arguments or parameters were written to")
         raise error
+    if was_inside:
+        return runner
+    assert runner.watch is not None
+    assert runner.smaller_plan is not None
     plan = runner.smaller_plan(runner.watch.room_bytes())
     if plan is None:
         error.add_note(HINT)
@@ -118,7 +127,7 @@ def repeat_forward(other: "Runner", step: "Step") -> list[Any]:
     """The outputs of the call, by another runner of the same graph."""
     assert step.rescue is not None
     step.rescue.restore(step.residents)
-    _empty_cache(other.device)
+    empty_cache(other.device)
     return other(step.residents, step.holds)
 
 
@@ -126,7 +135,7 @@ def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int)
     """Leaves in the step all gradients from this stretch on, made by another runner."""
     assert step.rescue is not None
     step.saved = step.env = None
-    _empty_cache(other.device)
+    empty_cache(other.device)
     step.gradients = step.rescue.gradients(other, step)
     step.is_rescued = True
     for leaves in runner.leaves[:index]:  # autograd has those
@@ -134,7 +143,8 @@ def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int)
             step.gradients.pop(leaf, None)
 
 
-def _empty_cache(device: torch.device) -> None:
+def empty_cache(device: torch.device) -> None:
+    """Gives back to a GPU what is free in the allocator's cache."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

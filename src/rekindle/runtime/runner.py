@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,13 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
-from rekindle.capture.node_facts import source_of
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
 from rekindle.program import Program
+from rekindle.runtime.arena import Arena, ArenaUse, inside
 from rekindle.runtime.changed_tensors import Changed, Changes
 from rekindle.runtime.cuda_graphs import Graphs
 from rekindle.runtime.other_gradients import OtherBackward, laid_out, layout
@@ -36,12 +38,17 @@ from rekindle.runtime.rescue import (
     runner_with_more_room,
     written_residents,
 )
+from rekindle.runtime.retained_gradients import without_retained
 from rekindle.runtime.step_watch import Meter, StepWatch
+from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
     backward_keeps_graph,
+    compiled_kernels,
     eager_kernels,
     outside_modes,
 )
+
+ALIGNMENT = 16  # bytes, of what compiled kernels read
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
@@ -57,8 +64,9 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "other"),
-        *("rescue", "residents", "retained", "saved", "tangents", "versions", "watches"),
+        *("_runner", "arena", "env", "given", "gradients", "graphed", "holds", "is_rescued"),
+        *("moves", "moving", "other", "rescue", "residents", "retained", "saved", "tangents"),
+        *("versions", "watches"),
         "__weakref__",
     )
 
@@ -76,12 +84,16 @@ class Step:
         self.retained: dict[int, torch.Tensor] = {}  # the whole gradients of outputs, by slot
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        self.arena: Arena | None = None  # what it allocates from
         # Raises where what Python reads in the backward has changed; None: it reads nothing.
         self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
+        self.moves: Moves | None = None  # what the step has in host memory
+        self.moving: Moves | None = None  # the same, of the backward that runs
 
     @property
     def runner(self) -> "Runner":
+        """The plan that runs this step; none once its backward is over."""
         if self._runner is None:
             raise _second_backward()
         return self._runner
@@ -91,7 +103,16 @@ class Step:
         self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = self.holds = None
+        self.rescue = self.arena = self.holds = None
+        self.end_moves()
+
+    def end_moves(self) -> None:
+        """What is on its way arrives before anything that follows; host memory is given back."""
+        moving, self.moving = self.moving, None
+        moves, self.moves = self.moves, None
+        for each in (moving, moves):
+            if each is not None:
+                each.close()
 
 
 class Runner:
@@ -105,11 +126,17 @@ class Runner:
         cuda_graph: bool = False,
         guards: Guards | None = None,
         problem: Problem | None = None,
+        arena: ArenaUse | None = None,
+        max_stretches: int = 12,
     ) -> None:
-        joint, lowered = program.joint, emit(program, schedule, problem)
+        if cuda_graph and schedule.transfers:
+            raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
+        joint = program.joint
+        lowered = emit(program, schedule, problem, max_stretches)
         self.program = program
         self.schedule = schedule
         self.joint = joint
+        self.problem = problem
         self.record_backward = record_backward
         self.lowered = lowered
         self.device = joint.device
@@ -149,6 +176,17 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
+        link = None if problem is None else problem.transfers
+        self.transfers = (
+            Transfers(lowered.host, self.device, None if link is None else link.host_budget)
+            if lowered.host.slots
+            else None
+        )
+        self.arena = arena
+        self.kernels: Callable[[], Any] = eager_kernels
+        if joint.kernels != "eager" and self.device.type == "cuda":
+            # Compiled kernels are launched on the current device, wherever their arguments are.
+            self.kernels = functools.partial(compiled_kernels, self.device)
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -165,6 +203,8 @@ class Runner:
 
     def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
+        if self.kernels is not eager_kernels and any(t.data_ptr() % ALIGNMENT for t in residents):
+            return f"a tensor lies at an address that is no multiple of {ALIGNMENT} bytes"
         if self.guards.run is None:
             return None
         return self.guards.broken([residents[p] for p in self.guard_positions])
@@ -194,6 +234,9 @@ class Runner:
         step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
+        if self.arena is not None:
+            step.arena = self.arena.begin(is_watched=self.watch is not None)
+        if self.watch is not None or (self.arena is not None and self.arena.is_checked_now):
             step.rescue = Rescue(self.program, self.written, residents)
         other: Runner | None = None
         with torch.no_grad():
@@ -226,24 +269,35 @@ class Runner:
         return given
 
     def forward(self, step: Step) -> list[Any]:
+        """Runs the code of the forward; what the backward needs of it is left in the step."""
         residents = step.residents
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
-            args = [residents[p] for p in self.forward_positions]
-            with eager_kernels():
-                made: list[Any] = self.lowered.forward(args)
+            args: list[Any] = [residents[p] for p in self.forward_positions]
+            if self.transfers is not None:
+                step.moves = self.transfers.begin()
+                args.insert(0, step.moves)
+            try:
+                with inside(step.arena), self.kernels():
+                    made: list[Any] = self.lowered.forward(args)
+            except BaseException:
+                step.end_moves()
+                raise
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
+            if not self.lowered.stretches:
+                step.end_moves()
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
+        """Runs one stretch of the backward: the gradients of its leaves, in their order."""
         if index > 0:
             if not step.versions:
                 raise _second_backward()
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._without_retained(step, index, self._gradients(step, index))
+            gradients = without_retained(self, step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -254,30 +308,6 @@ class Runner:
             if not done and not backward_keeps_graph():
                 step.release()
 
-    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
-        autograd has put there what came from outside of the plan, which is a part of it."""
-        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
-            return made
-        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
-        if step.other is not None:
-            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
-            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
-        for leaf, gradient in whole:
-            slot = self.slot_of_output.get(leaf)
-            out = None if slot is None else step.given[slot]()
-            if gradient is not None and out is not None and out.retains_grad:
-                assert slot is not None
-                gradient = gradient.clone(memory_format=torch.contiguous_format)
-                before = step.retained.get(slot)  # of an earlier backward of this step
-                step.retained[slot] = gradient if before is None else before + gradient
-                out.grad = step.retained[slot]
-        return [
-            g
-            for leaf, g in zip(self.leaves[index], made, strict=True)
-            if leaf not in self.slot_of_output
-        ]
-
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
             return step.other.backward(self, step, index)
@@ -286,6 +316,7 @@ class Runner:
                 gradients = self.planned_backward(step, index)
             except torch.OutOfMemoryError as error:
                 other = runner_with_more_room(self, step, error)
+                step.end_moves()
             else:
                 if self.watch is not None:
                     self.watch.reached(step, 2 + index)
@@ -295,7 +326,7 @@ class Runner:
 
     def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
         """Watches whether the first steps stay within this limit."""
-        loss = self.schedule.ops.index(
+        loss = self.schedule.steps.index(
             next(i for i, o in enumerate(self.program.ops) if not o.nodes)
         )
         bounds = [0, loss, loss + 1, *(s.stop for s in self.lowered.stretches)]
@@ -308,6 +339,7 @@ class Runner:
             self.watch.abandon()
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
+        """One stretch of the schedule, on what the stretch before it left in the step."""
         if step.graphed and self.graphs is not None:
             gradients = self.graphs.backward(step, index)
             if gradients is not None:
@@ -315,6 +347,7 @@ class Runner:
         stretch = self.lowered.stretches[index]
         args: list[Any]
         if index == 0:
+            self.begin_moving(step)
             args = self.take_saved(step, self.lowered.written)
             args += [step.tangents[slot] for slot in self.tangent_slots]
             step.tangents = []
@@ -324,17 +357,27 @@ class Runner:
             args, step.env = step.env, None
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
-        with eager_kernels():
+        if step.moving is not None:
+            args.insert(0, step.moving)
+        with inside(step.arena), self.kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
         del made[num:]
+        if index == len(self.leaves) - 1:
+            step.moving = None  # of a graph that is kept: this backward's own
         return self._with_idle(made, index)
 
     def _with_idle(self, made: list[Any], index: int) -> list[Any]:
         if index == len(self.leaves) - 1:
             made += [None] * len(self.joint.idle)
         return made
+
+    def begin_moving(self, step: Step) -> None:
+        """A backward begins: what it moves is its own where the graph is kept."""
+        step.moving = step.moves
+        if step.moves is not None and backward_keeps_graph():
+            step.moving = step.moves.fork()
 
     def take_saved(self, step: Step, written: Sequence[int]) -> list[Any]:
         """What the forward left, to be used up; a copy of it where the graph is kept."""
@@ -361,6 +404,9 @@ class Runner:
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
+        if self.joint.kernels != "eager":
+            self._lay_out_for_kernels(step, grads)
+            return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state(), retained)
         if key == (self.layouts, self.joint.autocast, self.joint.retained):
@@ -388,6 +434,37 @@ class Runner:
             ]
         else:
             step.other = other
+
+    def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
+        """The gradients as the compiled backward reads them: a missing one is zero, as
+        torch.compile has it. The backward for other outputs would need another forward."""
+        arrived = [k for k, g in enumerate(grads) if g is not None]
+        unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
+        if unplanned:
+            raise RuntimeError(
+                f"gradients arrived for outputs {unplanned} of a managed module whose compiled "
+                f"kernels were planned for outputs {[t.output for t in self.joint.tangents]}; pass "
+                'loss_fn=, or use kernels="eager"'
+            )
+        changed = self.changes.found(step, self.joint)
+        if changed is not None:
+            step.other = self._without(changed, (self.layouts, ()), self.joint)
+        step.tangents = [
+            g if wanted is None else self._laid_out_tangent(g, k)
+            for k, (g, wanted) in enumerate(zip(grads, self.layouts, strict=True))
+        ]
+        if step.rescue is not None:
+            step.rescue.keep_tangents(step.tangents)
+
+    def _laid_out_tangent(self, grad: torch.Tensor | None, slot: int) -> torch.Tensor:
+        output = self.internal[slot]
+        like = facts(self.joint.outputs[output]).value
+        if grad is None:
+            stride = next(t.stride for t in self.joint.tangents if t.output == output)
+            zero = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=self.device)
+            return zero.zero_()
+        made = laid_out(grad, self.layouts[slot])
+        return made.clone() if made.data_ptr() % ALIGNMENT else made
 
     def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:
         """The backward of a step that has lost something since its forward."""

@@ -4,80 +4,19 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.recording import capture
 from torch import Tensor, nn
 
 from rekindle.core import Op, Problem, Schedule, Value, keep_all, simulate
 from rekindle.predict import Predictor
-from rekindle.predict.caching_allocator import CachingPool, pool_peak
-from rekindle.profile import OpProfile, Source, profile_nodes
+from rekindle.predict.caching_allocator import pool_peak
+from rekindle.profile import OpProfile, Source, load_device, profile_nodes
 from rekindle.profile.block_sizes import CudaBlocks
 from rekindle.profile.profiler import stream_ns
 from rekindle.program import analyse, charged_nodes
 from rekindle.program.formulate import formulate
 
 MIB = 2**20
-
-
-def test_small_requests_are_exact_and_share_a_segment():
-    pool = CachingPool()
-    blocks = [pool.allocate(1000) for _ in range(3)]
-    assert pool.allocated_bytes == 3 * 1024
-    assert pool.reserved_bytes == 2 * MIB
-    for block in blocks:
-        pool.release(block)
-    assert pool.allocated_bytes == 0
-    assert pool.allocate(MIB).size == MIB
-    assert pool.reserved_bytes == 2 * MIB  # the freed blocks were one again
-
-
-def test_a_rest_of_at_most_one_mib_stays_with_the_block():
-    pool = CachingPool()
-    assert pool.allocate(49 * MIB + MIB // 4).size == 50 * MIB
-    assert pool.allocate(48 * MIB + MIB // 4).size == 48 * MIB + MIB // 4
-    expandable = CachingPool(expandable=True)
-    assert expandable.allocate(49 * MIB + MIB // 4).size == 49 * MIB + MIB // 4
-
-
-def test_the_smallest_block_that_is_large_enough_is_taken():
-    pool = CachingPool()
-    first, second = pool.allocate(30 * MIB), pool.allocate(20 * MIB)
-    pool.release(first)
-    pool.release(second)
-    assert pool.allocate(19 * MIB + MIB // 2).size == 20 * MIB
-    assert pool.allocate(25 * MIB).size == 25 * MIB
-    assert pool.reserved_bytes == 50 * MIB
-
-
-def test_requests_of_one_to_ten_mib_share_segments_of_twenty():
-    pool = CachingPool()
-    sizes = [pool.allocate(6 * MIB).size for _ in range(3)]
-    assert sizes == [6 * MIB, 6 * MIB, 6 * MIB]
-    assert pool.reserved_bytes == 20 * MIB
-    assert pool.allocate(19 * MIB // 10).size == 2 * MIB  # takes the last 2 MiB whole
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 60 * MIB)), max_size=60), st.booleans())
-def test_the_pool_never_loses_a_byte(actions, expandable):
-    pool, live = CachingPool(expandable), []
-    for is_free, size in actions:
-        if is_free and live:
-            pool.release(live.pop(size % len(live)))
-        else:
-            block = pool.allocate(size)
-            rounded = -(-size // 512) * 512
-            slack = 0 if expandable or rounded <= MIB else MIB
-            assert rounded <= block.size <= rounded + slack
-            live.append(block)
-        held = sum(block.size for block in live)
-        assert pool.allocated_bytes == held <= pool.peak_bytes
-        free = sum(size for entries in pool._free.values() for size, _, _ in entries)
-        assert held + free == pool.reserved_bytes
-    for block in live:
-        pool.release(block)
-    assert pool.allocated_bytes == 0
 
 
 def random_chain(seed):
@@ -171,3 +110,38 @@ def test_states_of_replayed_random_ops_are_foreseen():
     twice = Schedule((*range(loss + 1), drop, *range(loss + 1, len(problem.ops))))
     assert predictor.peak_bytes(once) == simulate(problem, once).peak + 4
     assert predictor.peak_bytes(twice) >= simulate(problem, twice).peak + 5056
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.nn.functional.gelu(layer(torch.cat([x, x[: 999 * i]])))
+        return x.square().mean()
+
+
+def test_reserved_bytes_with_and_without_an_arena_and_as_what_is_needed():
+    joint = capture(Wide(), (torch.randn(4096, 512),))
+    program = analyse(joint)
+    profile = profile_nodes(joint.nodes, description=load_device("h200"))
+    problem = formulate(program, profile)
+    schedule = keep_all(problem)
+    plain, own = Predictor(program, profile, problem), Predictor(program, profile, problem, True)
+    peak = plain.peak_bytes(schedule)
+    assert own.peak_bytes(schedule) == peak
+    assert plain.arena(schedule) == ()
+    arena = own.arena(schedule)
+    assert arena
+    assert arena is own.arena(schedule)  # it is searched for once
+    assert sum(arena) <= own.reserved_bytes(schedule) < plain.reserved_bytes(schedule)
+    predicted = own.predict(schedule)
+    assert (predicted.peak_bytes, predicted.reserved_bytes) == (peak, own.reserved_bytes(schedule))
+    assert own.needed_bytes(schedule) == own.keep_all_bytes == peak
+    whole = Predictor(program, profile, problem, True, in_reserved=True)
+    assert whole.needed_bytes(schedule) == whole.keep_all_bytes == own.reserved_bytes(schedule)
+    on_cpu = Predictor(program, profile_nodes(joint.nodes), problem, True)
+    assert on_cpu.arena(schedule) == ()
+    assert on_cpu.reserved_bytes(schedule) == on_cpu.peak_bytes(schedule)

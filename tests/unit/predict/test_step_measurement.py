@@ -65,6 +65,7 @@ def test_losses_of_all_kinds():
 
 def test_prediction_beside_measurement():
     found = measure_step(Stepper(), (torch.randn(8, 16),), num_steps=1)
-    text = Prediction(found.peak_bytes, 2 * found.step_ns).against(found)
+    text = Prediction(found.peak_bytes, 2 * found.step_ns, 3 * found.reserved_bytes).against(found)
     assert "(ratio 1.000)" in text
     assert "(ratio 2.000)" in text
+    assert "(ratio 3.000)" in text
