@@ -55,6 +55,7 @@ def plan(
     arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    offload: str | bool = DEFAULTS.offload,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -84,6 +85,9 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
     steps on a GPU allocate from segments of their own, so that less is reserved.
+    `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
+    device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
+    most so much host memory.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -122,6 +126,7 @@ def rematerialize(
     arena: bool = DEFAULTS.arena,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    offload: str | bool = DEFAULTS.offload,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.

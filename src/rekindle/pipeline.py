@@ -23,11 +23,12 @@ from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.pytrees import named_tensors, path_names, split
 from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
 from rekindle.core.disk import own_version
-from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.errors import BudgetInfeasible, DeviceProfileError, PlanMismatch
 from rekindle.frontend import Reading, call_of, read
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
-from rekindle.plans.options import Options
+from rekindle.offloading import choose_moving, problem_of
+from rekindle.plans.options import Options, parse_offload
 from rekindle.plans.plan_record import (
     PlanRecord,
     Provenance,
@@ -40,6 +41,7 @@ from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
 from rekindle.predict.device_budget import headroom_bytes, optimizer_class, total_bytes
 from rekindle.profile import (
+    DeviceDescription,
     Profile,
     ProfileListener,
     ProfileProgress,
@@ -47,6 +49,8 @@ from rekindle.profile import (
     load_device,
     profile_nodes,
 )
+from rekindle.profile.host_rates import HostRates, spare_host_bytes
+from rekindle.profile.measure_host import host_rates
 from rekindle.profile.profiler import describe, is_there
 from rekindle.program import Program, analyse, charged_nodes
 from rekindle.program.formulate import formulate
@@ -178,7 +182,7 @@ def plan_again(
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
-            record, captured = plan_joint(again, joint, old.problem.name, sample, given)
+            record, captured = plan_joint(again, joint, old.problem.name, sample, given, like=old)
             runner = _late_runner(options, captured.program, record)
             captured = replace(captured, options=options, late_runner=runner)
             return _made_like(replace(record, solver=old.solver), old), captured
@@ -201,16 +205,19 @@ def plan_joint(
     given: DeviceBudget | None = None,
     at_least: int = 0,
     reading: Reading | None = None,
+    like: PlanRecord | None = None,
 ) -> tuple[PlanRecord, Captured]:
     """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
-    the device budget, resolved."""
+    the device budget, resolved; `like` is a plan whose link to the host this one has too."""
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, name, sample)
+        if like is not None:
+            problem = replace(problem, transfers=like.problem.transfers)
         predictor = _predictor(options, program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        choice = choose(options, predictor, budget)
+        problem, choice = _chosen(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
         milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
     runner = _late_runner(options, program, record)
@@ -238,10 +245,20 @@ def correct_plan(
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
         predictor = _predictor(options, program, profile, problem)
-        choice = choose(again, predictor, budget, start=old.schedule)
+        problem, choice = _chosen(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
     return record, replace(captured, late_runner=runner, kept=choice.kept)
+
+
+def _chosen(
+    options: Options, predictor: Predictor, budget: int | None, start: Schedule | None = None
+) -> tuple[Problem, Choice]:
+    """The schedule, and the problem that it is of: with a link where it moves values."""
+    if predictor.problem.transfers is None:
+        return predictor.problem, choose(options, predictor, budget, start)
+    choice = choose_moving(options, predictor, budget, start)
+    return problem_of(predictor, choice), choice
 
 
 def capture_for(
@@ -268,6 +285,7 @@ def capture_for(
     sample = sample_of(joint, [given.value for given in reading.inputs])
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
+    problem = replace(problem, transfers=record.problem.transfers)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, reading, options)
@@ -424,7 +442,38 @@ def _formulated(
             "with remeasure=True when it is quiet",
             100 * profile.spread,
         )
-    return program, profile, formulate(program, profile, name)
+    profile = replace(profile, host=_host_rates(options, joint.device, description))
+    problem = formulate(program, profile, name)
+    if profile.host is not None:
+        problem = replace(problem, transfers=profile.host.link(_host_budget(options)))
+    return program, profile, problem
+
+
+def _host_rates(
+    options: Options, device: torch.device, description: DeviceDescription | None
+) -> HostRates | None:
+    """The link to host memory that a plan may use; None where it is to use none."""
+    wish = parse_offload(options.offload)
+    if wish is None or options.cuda_graph:
+        return None
+    if description is None and device.type == "cuda":
+        found = host_rates(device, cache=options.cache, remeasure=options.remeasure)
+        if found is None:
+            log.warning("the link to host memory cannot be measured now: values are not moved")
+        return found
+    where = description or describe(device)
+    if where.host is None and not wish.only_where_known:
+        raise DeviceProfileError(
+            f"the device description {where.name!r} has no rates to and from host memory, which "
+            f"offload={options.offload!r} needs: add a table host to it"
+        )
+    return None if where.kind == "cpu" and wish.only_where_known else where.host
+
+
+def _host_budget(options: Options) -> int:
+    wish = parse_offload(options.offload)
+    assert wish is not None
+    return spare_host_bytes() if wish.host_budget is None else wish.host_budget
 
 
 def _predictor(options: Options, program: Program, profile: Profile, problem: Problem) -> Predictor:
