@@ -44,5 +44,6 @@ NB_MODULE(_native, m) {
     rekindle::bind_bound(m);
     rekindle::bind_anneal(m);
     rekindle::bind_chain(m);
+    rekindle::bind_watch(m);
     rekindle::bind_place(m);
 }

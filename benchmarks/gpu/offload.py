@@ -40,7 +40,7 @@ from models import MODELS, Workload  # noqa: E402
 
 NAMES = (*("gpt2-medium-bf16-sdpa", "t5-base", "llama-1b-4x4096", "vit-large", "llama-1b-1x16384"),)
 METHODS = (
-    *("own", "rekindle", "offload", "keep-all", "eager", "by-hand", "streamed", "save_on_cpu"),
+    *("own", "keep-all", "rekindle", "offload", "eager", "by-hand", "streamed", "save_on_cpu"),
 )
 GIB = 2**30
 LEAST_BYTES = 1024  # of a saved tensor that is moved
@@ -91,7 +91,8 @@ class Streamed(torch.autograd.graph.saved_tensors_hooks):
         if isinstance(packed, torch.Tensor):
             return packed
         _, index = packed
-        self.on_way.clear()
+        while self.on_way:  # a block may be given away when its transfer has read it
+            torch.cuda.current_stream().wait_event(self.on_way.pop()[1])
         ahead = AHEAD if self.limit_bytes is not None else 0
         for i in range(index, max(-1, index - ahead - 1), -1):
             if i not in self.fetched:

@@ -20,6 +20,7 @@ void bind_search(nb::module_& m);
 void bind_bound(nb::module_& m);
 void bind_anneal(nb::module_& m);
 void bind_chain(nb::module_& m);
+void bind_watch(nb::module_& m);
 void bind_place(nb::module_& m);
 
 // Sets the time limit, and has the search look for signals.

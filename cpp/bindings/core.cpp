@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -55,6 +56,31 @@ Rows rows_of(const FlatRows& flat, std::size_t num_ops, const std::vector<std::u
     return rows;
 }
 
+// Rows of value, op, value, op, ...: checked like all other ids.
+Rows pins_of(const FlatRows& flat, const Problem& p) {
+    const auto& [ids, ends] = flat;
+    if (ends.size() != p.cost.size()) throw nb::value_error("there must be one row for each op");
+    Rows rows;
+    std::size_t k = 0;
+    for (std::size_t end : ends) {
+        if (end > ids.size() || end < k || (end - k) % 2 != 0)
+            throw nb::value_error("a row of pins is not made of pairs");
+        rows.push({ids.data() + k, end - k});
+        k = end;
+    }
+    for (Id i = 0; i < p.num_ops(); ++i) {
+        const auto pins = rows[i];
+        for (std::size_t at = 0; at < pins.size(); at += 2) {
+            const auto inputs = p.inputs[i];
+            if (std::find(inputs.begin(), inputs.end(), pins[at]) == inputs.end())
+                throw nb::value_error("an op pins what it does not read");
+            if (pins[at + 1] < 0 || pins[at + 1] >= p.num_ops())
+                throw nb::index_error("an op id is out of range");
+        }
+    }
+    return rows;
+}
+
 // What `simulate` takes of each transfer: its kind, the value, and the op it stands before.
 using FlatTransfers = std::vector<std::tuple<Transfer::Kind, Id, std::size_t>>;
 
@@ -94,7 +120,7 @@ void bind_problem(nb::module_& m) {
                std::vector<std::int64_t> costs, std::vector<std::int64_t> workspaces,
                const std::vector<bool>& once, const FlatRows& inputs, const FlatRows& outputs,
                const FlatRows& inplace, const std::vector<Id>& targets, const std::vector<Id>& held,
-               Id loss, std::optional<HostLink> link) {
+               Id loss, std::optional<HostLink> link, const std::optional<FlatRows>& pins) {
                 // Built apart and moved in: nothing half-made stays behind an exception.
                 Problem p;
                 const std::size_t num_ops = costs.size();
@@ -118,6 +144,7 @@ void bind_problem(nb::module_& m) {
                         throw nb::value_error("an inplace row is not made of pairs");
                 p.targets = without(targets, p.resident);
                 p.held = without(held, p.resident);
+                if (pins) p.pins = pins_of(*pins, p);
                 p.loss = loss;
                 p.link = link;
                 p.index();
@@ -125,8 +152,11 @@ void bind_problem(nb::module_& m) {
             },
             "sizes"_a, "resident"_a, "costs"_a, "workspaces"_a, "once"_a, "inputs"_a, "outputs"_a,
             "inplace"_a, "targets"_a, "held"_a, "loss"_a, "link"_a = nb::none(),
+            "pins"_a = nb::none(),
             "Rows are (all ids, where each row ends); inplace rows are input, output, input, "
-            "output, ... Resident values are left out of inputs, targets and held.");
+            "output, ...; rows of pins are value, op, value, op, ... Resident values are left out "
+            "of "
+            "inputs, targets and held.");
 }
 
 void bind_simulation(nb::module_& m) {

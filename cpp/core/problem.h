@@ -55,6 +55,7 @@ struct Problem {
     Rows readers;                         // per value: the ops that read it
     std::vector<Id> targets;              // non-resident values that must be there at the end
     std::vector<Id> held;                 // non-resident values held from the loss op on
+    Rows pins;  // per op: value, op until which the copy it reads lives, value, op, ...
     Id loss = -1;
     std::optional<HostLink> link;  // none: every transfer is a fault
 

@@ -42,6 +42,7 @@ class Walk {
         trace_.runs.assign(idx(p_.num_ops()), 0);
         copies_.reserve(num_steps_ + num_steps_ / 2);
         current_.assign(idx(p_.num_values()), kNone);
+        if (!p_.pins.ids.empty()) step_of_.assign(idx(p_.num_ops()), 0);
         if constexpr (Moves) {
             sent_.assign(idx(p_.num_values()), kNone);
             host_.assign(idx(p_.num_values()), kNone);
@@ -101,6 +102,13 @@ class Walk {
                 if (c == kNone) return fail(Fault::not_produced, t, i, v);
                 copies_[c].last = num_steps_;
             }
+        if (!p_.pins.ids.empty()) {
+            const auto pins = p_.pins[i];
+            // Inputs of the op, so their copies are there.
+            for (std::size_t k = 0; k < pins.size(); k += 2)
+                pinned_.push_back({current_[idx(pins[k])], pins[k + 1]});
+            step_of_[idx(i)] = t;
+        }
         for (Id v : p_.outputs[i])
             if (!make(t, v)) return false;
         ++trace_.runs[idx(i)];
@@ -166,6 +174,9 @@ class Walk {
             if (current_[idx(v)] == kNone) return fail(Fault::output_missing, num_steps_, -1, v);
             copies_[current_[idx(v)]].last = num_steps_;
         }
+        // Ops that pin, and those until which they do, run once: there is one step of each.
+        for (const auto& [copy, until] : pinned_)
+            copies_[copy].last = std::max(copies_[copy].last, step_of_[idx(until)]);
         if constexpr (Moves) {
             for (const Copy& c : host_copies_)
                 if (undropped(c.value)) return fail(Fault::not_dropped, num_steps_, -1, c.value);
@@ -237,6 +248,9 @@ class Walk {
     std::vector<Copy> copies_;
     std::vector<std::size_t> current_;        // per value: its newest copy on the device
     std::vector<std::size_t> inplace_reads_;  // the copies that inplace inputs read, step by step
+    // With pins alone: copies, each with the op until which it lives; and per op its newest step.
+    std::vector<std::pair<std::size_t, Id>> pinned_;
+    std::vector<std::size_t> step_of_;
     // With transfers alone:
     std::vector<std::size_t> sent_;  // per value: the copy that was sent last
     std::vector<std::size_t> host_;  // per value: its place in `host_copies_` while it is there

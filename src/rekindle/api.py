@@ -11,10 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rekindle.errors import CaptureError
 from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
     Budget,
+    Kernels,
     OnMiss,
     Options,
     Patterns,
@@ -53,9 +55,12 @@ def plan(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
     arena: bool = DEFAULTS.arena,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
+    fullgraph: bool = DEFAULTS.fullgraph,
+    count_gradients: bool = DEFAULTS.count_gradients,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -72,7 +77,8 @@ def plan(
     `optimizer` (an optimizer, or a name such as "adamw") and `headroom` are subtracted from it.
     `device_profile` names a device description to plan for instead of this machine's device.
     `hold_outputs=False` assumes that the caller drops all outputs but the loss before the backward,
-    as `model(...).loss.backward()` does.
+    as `model(...).loss.backward()` does. With `count_gradients=False` the gradients of parameters
+    come on top of `budget`, as where they are allocated already.
     `loss_fn(output, *loss_args)` becomes part of the call, which then returns the loss:
     `managed(x, loss_args=(target,))`; `loss_args` here are the sample's. The memory of a loss that
     is computed outside is not counted, except for the gradients that it passes back.
@@ -85,9 +91,13 @@ def plan(
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU. `arena=True` lets
     steps on a GPU allocate from segments of their own, so that less is reserved.
-    `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
-    device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
-    most so much host memory.
+    `kernels="inductor"` runs torch.compile's kernels, with its numbers instead of eager's;
+    `"auto"` takes whichever is faster within the budget.
+    `offload="auto"` lets the plan of a model on a GPU move values to host memory and back beside
+    the ops, where that is faster than recomputing them; "host_budget 32GiB" with at most so much
+    host memory, also for a model that is on a CPU and a `device_profile`.
+    `fullgraph=True` refuses a model whose code cannot be read in one piece, as `torch.compile` does
+    with this option.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -124,9 +134,12 @@ def rematerialize(
     cuda_graph: bool = DEFAULTS.cuda_graph,
     fuse: bool = DEFAULTS.fuse,
     arena: bool = DEFAULTS.arena,
+    kernels: Kernels = DEFAULTS.kernels,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
     offload: str | bool = DEFAULTS.offload,
+    fullgraph: bool = DEFAULTS.fullgraph,
+    count_gradients: bool = DEFAULTS.count_gradients,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.
@@ -144,7 +157,10 @@ def rematerialize(
             )
         return manage_plan(options, None, model, inplace=inplace)
     args, kwargs = as_args(args), with_loss_args(model, kwargs, loss_fn, loss_args)
-    first = make_plan(options, model, args, kwargs)
+    try:
+        first = make_plan(options, model, args, kwargs)
+    except CaptureError as error:  # its parts may be planned
+        return manage_plan(options, error, model, inplace=inplace)
     return manage_plan(options, first, model, args, kwargs, inplace=inplace)
 
 

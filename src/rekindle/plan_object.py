@@ -19,13 +19,14 @@ from torch import fx, nn
 from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
 from rekindle.core.budget import budget_of_bytes
-from rekindle.errors import PlanMismatch, RekindleError
+from rekindle.errors import CaptureError, NothingToPlan, PlanMismatch, RekindleError
 from rekindle.frontend import Reading
 from rekindle.pipeline import (
     Captured,
     capture_for,
     check_options,
     correct_plan,
+    device_budget,
     plan_again,
     plan_call,
     recorded,
@@ -39,10 +40,12 @@ from rekindle.predict import DeviceBudget, Prediction, Predictor, StepMeasuremen
 from rekindle.predict.advice import advice
 from rekindle.profile import Profile
 from rekindle.program import Program
+from rekindle.region_planning import plan_regions, region_of
 from rekindle.report import Account, Step, explain, explain_module
 from rekindle.runtime.lazy_runner import LateRunner
-from rekindle.runtime.managed_module import manage, with_loss_args
+from rekindle.runtime.managed_module import manage, plain_class, say, with_loss_args
 from rekindle.runtime.plan_table import Manager
+from rekindle.runtime.regions import Recording, Regions, has_parts
 from rekindle.runtime.runner import Runner
 from rekindle.runtime.step_watch import Excess
 from rekindle.self_check import try_untested_torch
@@ -208,8 +211,9 @@ class Plan:
     def _captured(self) -> Captured:
         if self.captured is None:
             raise RekindleError(
-                "this plan was read from a file and has no captured model; call "
-                "plan.apply(model, args) and use `plan` of the module that it returns"
+                "this plan has no captured model: it was read from a file (call "
+                "plan.apply(model, args) and use `plan` of the module that it returns), or is of a "
+                "model in regions, whose parts are captured one by one"
             )
         return self.captured
 
@@ -412,7 +416,7 @@ def make_plan(
 
 def manage_plan(
     options: Options,
-    first: Plan | None,
+    first: Plan | CaptureError | None,
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -420,7 +424,9 @@ def manage_plan(
     inplace: bool = False,
     planner: Planner | None = None,
 ) -> nn.Module:
-    """The module that runs the plan. `planner` makes plans for other calls, if `on_miss` asks."""
+    """The module that runs the plan. `planner` makes plans for other calls, if `on_miss` asks. For
+    a model that could not be captured, with the error in the place of a plan, its parts are
+    planned."""
     max_plans = options.max_plans
     if options.on_miss not in ("eager", "replan", "raise"):
         raise ValueError(f"on_miss is {options.on_miss!r}; expected 'eager', 'replan' or 'raise'")
@@ -440,9 +446,49 @@ def manage_plan(
         functools.partial(_corrected, options),
         max_plans,
     )
-    if first is not None:
+    manager.in_regions = functools.partial(_in_regions, options, manager)
+    if isinstance(first, Plan):
         manager.add(first, args, kwargs or {})
-    return manage(model, manager, inplace)
+    managed = manage(model, manager, inplace)
+    if isinstance(first, CaptureError):
+        manager.regions = manager.in_regions(model, first)
+    return managed
+
+
+def _in_regions(
+    options: Options, manager: Manager, model: nn.Module, error: CaptureError
+) -> Regions:
+    """For a model that is not planned in one piece; raises the error where it has no parts."""
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    if isinstance(error, NothingToPlan) or len(devices) > 1 or not has_parts(model):
+        raise error
+    if options.schedule is not None or options.wishes or options.cuda_graph:
+        raise CaptureError(
+            f"{error}; in parts it could be planned, but not with schedule=, save=, recompute= or "
+            "cuda_graph=, which are for a model that is planned as a whole"
+        )
+    log.warning(
+        "%s is planned in regions, from its first training step on, which is recorded and may "
+        "exceed the budget: %s",
+        plain_class(model).__name__,
+        error,
+    )
+
+    def make(regions: Regions, recording: Recording) -> Plan:
+        given = None
+        if options.device_budget is not None:
+            given = device_budget(options, model, (), {}, recording.device).step_bytes
+        name = plain_class(model).__name__
+        with planning_shown():
+            return Plan(plan_regions(options, model, name, given, regions, recording))
+
+    return Regions(
+        str(error),  # the error itself holds the frames of what failed, and their tensors
+        functools.partial(region_of, options),
+        make,
+        options.on_miss,
+        functools.partial(say, manager),
+    )
 
 
 def _plan_again(

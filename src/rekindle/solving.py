@@ -134,7 +134,7 @@ class _Planning:
             target -= excess + budget // 500
             found = solution.schedule
         return dataclasses.replace(
-            solution, schedule=None, smallest=solution.schedule, status=Status.INFEASIBLE
+            solution, schedule=None, smallest=solution.schedule, status=Status.TIME_LIMIT
         ), False
 
     def smallest(self, also: Schedule | None, limit_s: float) -> Schedule:
@@ -222,6 +222,8 @@ def _why_infeasible(options: Options, predictor: Predictor, budget: int, solutio
     asked = size(budget)
     if options.device_budget is not None:
         asked = f"{asked}, what device_budget={options.device_budget!r} leaves for a step,"
+    elif not options.count_gradients:
+        asked = f"{options.budget} and the parameters' gradients, {asked} in all,"
     elif is_fraction(options.budget):
         asked = f"{options.budget} of {size(predictor.keep_all_bytes)} = {asked}"
     resident = set(problem.resident)

@@ -82,6 +82,11 @@ class SparseTable(nn.Module):
         return self.linear(self.table(x.abs().long().clamp(max=9))).tanh()
 
 
+class SparseTableReadTwice(SparseTable):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table(x.long().clamp(0, 9))
+
+
 def run(
     make: type[nn.Module],
     step: Step,
@@ -200,11 +205,24 @@ def test_e11_retain_grad_and_requires_grad_in_forward(schedule: str, device: tor
     assert_alike(AsksForGradients, step, schedule, device)
 
 
+@EVERY_SCHEDULE
+def test_e17_sparse_gradients(schedule: str, device: torch.device) -> None:
+    def step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+        out = model(x)
+        out.square().sum().backward()
+        table = model.table.weight
+        found = [out, table.grad._indices(), table.grad._values()]
+        table.grad = None  # what compares gradients expects dense ones
+        return found
+
+    assert_alike(SparseTable, step, schedule, device)
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
         (WritesGradientsIntoItsArgument, r"makes input args\[0\]\[0\] require grad"),
-        (SparseTable, r"layout torch.sparse_coo at .*test_autograd_around.py:\d+, .*sparse=False"),
+        (SparseTableReadTwice, r"layout torch.sparse_coo at .*_around.py:\d+, .*sparse=False"),
     ],
 )
 def test_e11_refused_by_name(make: type[nn.Module], what: str, device: torch.device) -> None:

@@ -146,7 +146,7 @@ def test_hiremate_is_valid_and_within_budget(seed, num_layers, share, solver):
     solution = run_solver(solver, problem, budget, time_limit_s=20)
     assert solution.status is not Status.ERROR
     if solution.schedule is None:
-        assert solution.status is Status.INFEASIBLE
+        assert solution.status in (Status.INFEASIBLE, Status.TIME_LIMIT)
         return
     assert simulate(problem, solution.schedule).peak <= budget
 

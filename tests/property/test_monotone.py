@@ -29,7 +29,7 @@ def costs(solver: Auto | Ladder, problem: Problem, seed: int = 0) -> list[int]:
         assert solution.stopped_by not in ("time limit", "interrupt")
         if solution.schedule is None:
             assert not found
-            assert solution.status is Status.INFEASIBLE
+            assert solution.status in (Status.INFEASIBLE, Status.TIME_LIMIT)
             continue
         trace = simulate(problem, solution.schedule)
         assert trace.peak <= budget

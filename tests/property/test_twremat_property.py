@@ -20,7 +20,7 @@ def test_every_answer_is_valid_and_within_budget(seed, num_layers, share):
     budget = int(plain.peak * share)
     solution = run_solver(TWRemat(), problem, budget)
     if solution.schedule is None:
-        assert solution.status is Status.INFEASIBLE
+        assert solution.status in (Status.INFEASIBLE, Status.TIME_LIMIT)
         assert simulate(problem, solution.smallest).peak > budget
         return
     trace = simulate(problem, solution.schedule)

@@ -58,8 +58,23 @@ def last_use(problem: Problem, steps: tuple[int, ...], copy: tuple[int, int]) ->
             if op.phase == "loss" and value in problem.held:
                 return len(steps)
         if value in op.outputs:
-            return last
+            return max(last, pinned_until(problem, steps, copy))
+    last = max(last, pinned_until(problem, steps, copy))
     return len(steps) if value in problem.outputs else last
+
+
+def pinned_until(problem: Problem, steps: tuple[int, ...], copy: tuple[int, int]) -> int:
+    """The last step of a backward op whose forward op has read this very copy, or -1."""
+    value, born = copy
+    until = -1
+    for v, backward in problem.pinned:
+        if v != value:
+            continue
+        read = steps.index(problem.ops[backward].grad_of)
+        newest = max((t for t in range(read) if v in problem.ops[steps[t]].outputs), default=-1)
+        if newest == born:
+            until = max(until, steps.index(backward))
+    return until
 
 
 def check(problem: Problem, steps: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ MAY_USE_TORCH_COMPAT = (
     "frontend",
     "capture",
     "rewrite",
+    "inductor",
     "program",
     "lower",
     "runtime",

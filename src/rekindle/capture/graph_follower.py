@@ -30,6 +30,7 @@ from rekindle.torch_compat import (
     eager_layouts_answered,
     is_saved_region,
     new_fake_mode,
+    outside_function_modes,
     outside_modes,
     recurrent_layers_call,
     run_saved_regions_plainly,
@@ -79,6 +80,7 @@ class Follower:
         self.recorder = Recorder(new_fake_mode())
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        self._made: list[torch.Tensor] = []  # of numbers that enter the graph
         # Nodes of the graph whose tensors forward makes to require grad.
         self.made_to_require: list[fx.Node] = []
         self.has_inner_inputs = False  # inputs that require grad and are no leaves
@@ -124,6 +126,7 @@ class Follower:
                 stack.enter_context(collector_at_rest())
                 stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
+                stack.enter_context(outside_function_modes())  # whose calls Dynamo has read
                 stack.enter_context(run_saved_regions_plainly())
                 stack.enter_context(eager_layouts_answered())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))
@@ -141,6 +144,7 @@ class Follower:
         """What stands in for an input of the graph."""
         if not isinstance(real, torch.Tensor):
             real = torch.tensor(real)
+            self._made.append(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
         with outside_modes():

@@ -8,7 +8,7 @@ own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -76,7 +76,9 @@ class JointGraph:
     idle: tuple[fx.Node, ...]  # placeholders that get a gradient from other outputs only
     scalars: tuple[Scalar, ...]  # asked of the nodes that were recorded
     session: Session
+    arrivals: tuple[int, ...] = ()  # entries, in the order in which their gradients were finished
     origin: Origin | None = None  # None: as it was recorded
+    kernels: Literal["eager", "inductor"] = "eager"  # what its nodes call
     # Which inputs, as the call's graph counts them, forward makes to require grad.
     made_to_require: tuple[int, ...] = ()
     marked: tuple[int, ...] = ()  # the outputs that forward itself calls retain_grad() on
@@ -94,7 +96,17 @@ class JointGraph:
 
     @property
     def forward_only(self) -> bool:
+        """Whether no backward was recorded, as under no_grad."""
         return not self.tangents
+
+    def inputs_of(self, other: "JointGraph") -> tuple[int | None, ...]:
+        """Which input of the call's graph each input of the other's is, of a graph that is like
+        this one; None of those that no op reads. Each reading counts them in an order of its own.
+        """
+        number = {node: i for i, node in enumerate(self.nodes)}
+        found = {number[node]: i for i, node in enumerate(self.entries) if node is not None}
+        number = {node: i for i, node in enumerate(other.nodes)}
+        return tuple([None if n is None else found[number[n]] for n in other.entries])
 
     @property
     def inner_outputs(self) -> set[int]:
@@ -227,7 +239,11 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         recorder.placeholder(fake, Source("tangent", f"grad of output {tangent.output}", i), None)
         grads.append(fake)
     owners: set[int] = set()
-    hooks = [leaf.register_hook(_as_stored(leaf, owners)) for leaf in leaves]
+    arrived: list[fx.Node] = []
+    hooks = [
+        leaf.register_hook(_as_stored(leaf, owners, arrived, recorder.node_of(leaf)))
+        for leaf in leaves
+    ]
     roots = [outputs[t.output] for t in tangents]
     try:
         one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
@@ -254,6 +270,7 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         tangents=tangents,
         gradients=gradients,
         idle=tuple(node for node in idle if node not in known),
+        arrivals=tuple([joint.entries.index(n) for n in arrived if n in joint.entries]),
     )
 
 
@@ -274,11 +291,16 @@ def reachable_leaves(outputs: Sequence[torch.Tensor]) -> set[int]:
     return found
 
 
-def _as_stored(leaf: torch.Tensor, owners: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _as_stored(
+    leaf: torch.Tensor, owners: set[int], arrived: list[fx.Node], node: fx.Node
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """A gradient as `.grad` will hold it. Eager copies one that has not the parameter's layout or
     that somebody else holds; the copy stands in the graph, where the plan can count it."""
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
+        arrived.append(node)
+        if gradient.layout is not torch.strided:
+            return gradient
         key = storage_key(gradient)
         strides_match = gradient.stride() == leaf.stride() or all(
             a == b or size == 1

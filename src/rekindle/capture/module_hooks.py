@@ -26,6 +26,7 @@ class ModuleHook:
     the model alive."""
 
     runs_once = True
+    keeps_arguments = True  # the hook may keep what it is shown
 
     def __init__(self, module: nn.Module, hook: Callable[..., Any], before: bool) -> None:
         self.__name__ = "backward_pre_hook" if before else "backward_hook"

@@ -60,7 +60,9 @@ SCALAR_OPS = frozenset(
 
 def is_random(target: Any) -> bool:
     """Whether the op draws from a random number generator."""
-    return is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags
+    if not is_overload(target):
+        return bool(getattr(target, "is_random", False))  # a compiled kernel says so
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def runs_once(target: Any) -> bool:
@@ -74,7 +76,8 @@ def statistics_positions(node: fx.Node) -> tuple[int, ...]:
     """Positions of the running statistics that this call updates; () where it updates none."""
     found = _STATISTICS.get(node.target)
     if found is None:
-        return ()
+        of_kernel: tuple[int, ...] = getattr(node.target, "statistics", ())
+        return of_kernel
     mean, var, training = found
     if training is not None and not node.args[training]:
         return ()

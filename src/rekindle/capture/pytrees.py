@@ -32,6 +32,7 @@ class Structure:
         return self.spec, tuple([leaf.key or leaf.index for leaf in self.leaves])
 
     def rebuild(self, tensors: Sequence[Any]) -> Any:
+        """The nest again, with these tensors in their places."""
         flat = [leaf.rebuild(tensors) for leaf in self.leaves]
         return pytree.tree_unflatten(flat, self.spec)
 

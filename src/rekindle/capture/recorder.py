@@ -9,6 +9,8 @@ launch, in eager's order, in-place ops included, forward and backward alike. A q
 import functools
 import operator
 import sys
+import weakref
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from rekindle.capture.node_facts import (
     set_facts,
     source_of,
 )
+from rekindle.capture.sparse_gradients import MAKES_SPARSE, sparse_gradient
 from rekindle.capture.subgraph import run_slice, slice_of
 from rekindle.capture.tensor_args import map_tensors
 from rekindle.errors import CaptureError
@@ -88,7 +91,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.phase: Phase = "forward"
         self.module_path: list[str] = [""]
         self.line = ""  # the source line of what runs, where no frame of it can be seen
-        self.reals: dict[fx.Node, torch.Tensor] = {}
+        # Not kept alive: this lives as long as the plan, the sample only while it is planned.
+        self.reals: MutableMapping[fx.Node, torch.Tensor] = weakref.WeakValueDictionary()
         self.constants: list[torch.Tensor] = []
         self.scalars: list[Scalar] = []
         self._node_of: dict[int, fx.Node] = {}
@@ -103,14 +107,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # ---- what enters the graph from outside
 
     def placeholder(self, fake: torch.Tensor, source: Source, real: torch.Tensor | None) -> fx.Node:
+        """A tensor that enters the graph; `real` is its data, where it has any."""
         node = self.graph.placeholder(f"{source.kind}_{source.index}")
         storage, num_bytes = self._bind(node, fake)
         set_facts(node, NodeFacts(fake, storage, num_bytes, source=source))
         if real is not None:
             self.reals[node] = real
+            if source.kind == "constant":
+                self._alive.append(real)
         return node
 
+    def forget_inputs(self) -> None:
+        """Lets go of the arguments: of a part of a model they are activations of one step."""
+        for node in [n for n in self.reals if source_of(n).kind == "input"]:
+            del self.reals[node]
+
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that makes a tensor, or through which it entered."""
         node = self._node_of.get(id(tensor))
         if node is None:
             raise CaptureError(
@@ -130,6 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._storages.get(storage_key(tensor), NO_STORAGE)
 
     def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether some node stands for this tensor."""
         return id(tensor) in self._node_of
 
     def moved(self, node: fx.Node) -> bool:
@@ -180,7 +194,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 )
             fake = self.fake_mode.from_tensor(real, static_shapes=True)
             self._constant_of[id(real)] = fake
-            self._alive.append(real)
             source = Source("constant", f"constant_{len(self.constants)}", len(self.constants))
             self.constants.append(real)
             self.placeholder(fake, source, real)
@@ -218,6 +231,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"{func} cannot run on fake tensors{_at(self.where())}: {_short(error)}; "
                 "give it a fake kernel with torch.library.register_fake"
             ) from error
+        if func is MAKES_SPARSE and self.phase == "backward":
+            self._record_sparse(args, out)
+            return out
         out = self._layouts.correct(func, args, kwargs, out)
         if not isinstance(out, (bool, int, float, str)):
             # A plain answer comes from shapes or from the build, not from data: no op to repeat.
@@ -236,6 +252,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
 
     def _node_arg(self, tensor: torch.Tensor) -> fx.Node:
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"the model goes on computing with a tensor of layout {tensor.layout}"
+                f"{_at(self.where())}, such as the sparse gradient of a table that is read twice; "
+                "use sparse=False, or manage the submodules around it one by one"
+            )
         node = self._node_of.get(id(tensor))
         if node is None or self.moved(node):
             return self._alias(tensor)
@@ -273,6 +295,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(item, torch.Tensor) and not self.knows(item):
                     part = add_call(self.graph, "call_function", operator.getitem, (node, i), {})
                     self._describe(part, item, is_new=True)
+
+    def _record_sparse(self, args: Any, out: torch.Tensor) -> None:
+        """A sparse gradient stands for its two dense parts: as a value it is their bytes."""
+        num_sparse, num_dense, size, indices, values = args
+        parts = (indices, values, num_sparse, num_dense, list(size))
+        node = add_call(self.graph, "call_function", sparse_gradient, self._nodes(parts), {})
+        num_bytes = sum(t.numel() * t.element_size() for t in (indices, values))
+        with outside_modes(), self.fake_mode:
+            like = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
+        self._node_of[id(out)] = node
+        self._alive.append(out)
+        self._describe(node, like, is_new=True)
 
     def call_hook(self, hook: ModuleHook, gave: Any, got: Any) -> list[Any]:
         """A backward hook of a module, as a call of the graph; nothing runs now."""

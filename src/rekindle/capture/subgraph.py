@@ -1,5 +1,6 @@
 """Parts of a recorded graph, run for real: what a question to the data is answered with."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,6 +8,8 @@ from torch import fx
 
 from rekindle.capture.node_facts import facts
 from rekindle.capture.random_streams import generators_of, left_alone
+
+_META = torch.device("meta")
 
 
 def slice_of(
@@ -30,7 +33,7 @@ def slice_of(
 
 def run_slice(
     needed: list[fx.Node],
-    reals: dict[fx.Node, torch.Tensor],
+    reals: Mapping[fx.Node, torch.Tensor],
     wanted: list[fx.Node],
     *,
     keep_stream: bool = False,
@@ -50,6 +53,8 @@ def run_slice(
                 values[node] = real.clone() if facts(node).storage in written else real
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            if kwargs.get("device") == _META:  # what a model without data makes of nothing
+                kwargs = {**kwargs, "device": torch.device("cpu")}
             values[node] = node.target(*args, **kwargs)
             for argument in node.all_input_nodes:
                 if last[argument] is node and argument not in wanted:

@@ -26,6 +26,7 @@ from rekindle.core import (
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import SOLVERS
 from rekindle.solve.base import unavailable
+from rekindle.solve.origins import ORIGINS
 
 
 def add_commands(commands: Any) -> None:
@@ -131,6 +132,10 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
             "available": (reason := unavailable(solver)) is None,
             "requires": list(solver.requires),
             "message": reason or "",
+            "paper": ORIGINS[solver.name].paper,
+            "ours": ORIGINS[solver.name].ours,
+            "corrected": ORIGINS[solver.name].corrected,
+            "test": ORIGINS[solver.name].test,
         }
         for solver in SOLVERS
     ]
@@ -142,8 +147,9 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
             str(record["name"]),
             "exact" if record["exact"] else "heuristic",
             "available" if record["available"] else str(record["message"]),
+            str(record["paper"]),
         )
         for record in records
     ]
-    print(printing.table(("solver", "kind", "state"), rows, left=3))
+    print(printing.table(("solver", "kind", "state", "from"), rows, left=4))
     return ExitCode.DONE

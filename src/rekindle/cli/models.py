@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rekindle.cli import printing
 from rekindle.cli.arguments import (
@@ -36,7 +36,7 @@ from rekindle.cli.profile_options import (
 from rekindle.core import keep_all, write_problem
 from rekindle.errors import FileError, RekindleError
 from rekindle.planning_progress import shown_on_stderr
-from rekindle.plans.options import DEFAULTS, as_args
+from rekindle.plans.options import DEFAULTS, Kernels, as_args
 from rekindle.plans.plan_account import command
 from rekindle.report import verdict
 
@@ -131,6 +131,19 @@ def _search(parser: argparse.ArgumentParser) -> None:
         help=GAP_HELP,
     )
     parser.add_argument(
+        "--no-count-gradients",
+        dest="count_gradients",
+        action="store_false",
+        help="the gradients of parameters come on top of the budget",
+    )
+    parser.add_argument(
+        "--kernels",
+        choices=get_args(Kernels),
+        default=DEFAULTS.kernels,
+        help="whose kernels run: eager's, torch.compile's, or the faster ones within the budget "
+        f"(default {DEFAULTS.kernels})",
+    )
+    parser.add_argument(
         "--best-effort",
         action="store_true",
         help="where the budget cannot be met, take the smallest peak found and say so",
@@ -219,6 +232,7 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
                 "verdict": verdict(account),
                 "num_recomputed": trace.num_recomputed,
                 "kept": found.kept,
+                "kernels": found.record.options.kernels,
                 "plan": arguments.output,
                 "predicted_peak": predicted.peak_bytes,
                 "predicted_ns": predicted.step_ns,
@@ -229,7 +243,8 @@ def run_plan(arguments: argparse.Namespace) -> ExitCode:
     problem = found.problem
     print(verdict(account))
     kept = ", from the cache of solutions" if found.kept else ""
-    print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kept}")
+    kernels = "" if found.joint.kernels == "eager" else ", with compiled kernels"
+    print(f"{problem.name}, planned by {found.solver}: {found.status.value}{kernels}{kept}")
     print(
         f"predicted on the device: peak {printing.size(problem, predicted.peak_bytes)}, "
         f"step {printing.cost(problem, predicted.step_ns)}"

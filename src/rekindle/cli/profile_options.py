@@ -86,8 +86,9 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--offload",
         metavar="WHAT",
         default=DEFAULTS.offload,
-        help='"auto": where the device\'s link is known and it is faster than recomputing; '
-        '"host_budget 32GiB": with at most so much host memory (default: nothing is moved)',
+        help='"auto": of a model on a GPU, where it is faster than recomputing; "host_budget '
+        '32GiB": with at most so much host memory, also with --device-profile (default: nothing '
+        "is moved)",
     )
 
 
@@ -128,6 +129,13 @@ def profile_lines(plan: "Plan") -> list[str]:
         lines.append(f"and {len(plan.profile.not_measured) - 10} more")
     if plan.device_budget is not None:
         lines.append(f"device budget {plan.device_budget}")
+    host = plan.profile.host
+    if host is not None:
+        lines.append(
+            f"link to the host: {host.to_host / 1e9:.3g} GB/s there, {host.from_host / 1e9:.3g} "
+            f"GB/s back; beside both, memory-bound ops take {host.memory_slowdown:.0%} longer and "
+            f"compute-bound ones {host.compute_slowdown:.1%}"
+        )
     return lines
 
 

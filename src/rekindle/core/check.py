@@ -58,6 +58,7 @@ def check_problem(problem: Problem) -> None:
     for v in problem.held:
         if v not in loss_inputs:
             _fail(f"value {v} is held but is not an input of the loss op")
+    _check_pinned(problem)
 
 
 def check_schedule(problem: Problem, schedule: Schedule) -> None:
@@ -123,6 +124,33 @@ def _check_order(problem: Problem, producer: Sequence[int], resident: set[int]) 
                     f"op {i} reads value {v} before op {producer[v]} produces it; list the ops "
                     "in a valid execution order"
                 )
+
+
+def _check_pinned(problem: Problem) -> None:
+    num_values, num_ops = len(problem.values), len(problem.ops)
+    for v, backward in problem.pinned:
+        if type(v) is not int or not 0 <= v < num_values:
+            _fail(f"pinned: {brief(v)} is not a value id; there are values 0 to {num_values - 1}")
+        if type(backward) is not int or not 0 <= backward < num_ops:
+            _fail(f"pinned: {brief(backward)} is not an op id; there are ops 0 to {num_ops - 1}")
+        pair = f"the pinned pair [{v}, {backward}]"
+        forward = problem.ops[backward].grad_of
+        if forward is None or forward >= backward:
+            _fail(f"{pair} names an op that is the gradient of no op before it")
+        # "The copy that the forward read" and "until the backward" are one copy and one step only
+        # where both run once.
+        for i in (forward, backward):
+            if not problem.ops[i].once:
+                _fail(f"{pair} needs op {i} to run once, and it is recomputable")
+        if v not in problem.ops[forward].inputs:
+            _fail(f"{pair}: op {forward} does not read value {v}")
+    if len(set(problem.pinned)) < len(problem.pinned):
+        _fail("pinned: a pair stands twice; name each pair once")
+    if problem.pinned and problem.transfers is not None:
+        _fail(
+            "a problem with pinned values has transfers; what an opaque op holds cannot be moved, "
+            "so a problem has one or the other"
+        )
 
 
 def _check_link(link: HostLink) -> None:

@@ -38,7 +38,7 @@ _PROBLEM_KEYS = _record_keys(
         "resident": list,
         "outputs": list,
     },
-    {"held": (list,), "transfers": (dict, _NULL)},
+    {"held": (list,), "pinned": (list,), "transfers": (dict, _NULL)},
 )
 _LINK_KEYS = _record_keys(
     {"to_host": int, "from_host": int, "latency": int, "least": int},
@@ -81,6 +81,8 @@ def problem_record(problem: Problem) -> dict[str, Any]:
     # Left out where empty: files, and hashes, of problems without it are as they always were.
     if problem.held:
         record["held"] = list(problem.held)
+    if problem.pinned:
+        record["pinned"] = [list(pair) for pair in problem.pinned]
     if problem.transfers is not None:
         record["transfers"] = _link_record(problem.transfers)
     return record
@@ -141,6 +143,7 @@ def problem_from_record(record: Any, where: str = "the problem") -> Problem:
             resident=tuple(record["resident"]),
             outputs=tuple(record["outputs"]),
             held=tuple(record.get("held", ())),
+            pinned=tuple(_pinned(pair) for pair in record.get("pinned", ())),
             name=record["name"],
             cost_unit=record["cost_unit"],
             size_unit=record["size_unit"],
@@ -155,6 +158,12 @@ def problem_from_record(record: Any, where: str = "the problem") -> Problem:
 def _value(item: Any, value_id: int) -> Value:
     _keys(item, _VALUE_KEYS, "value", value_id)
     return Value(item["name"], item["size"])
+
+
+def _pinned(pair: Any) -> tuple[int, int]:
+    if type(pair) is not list or len(pair) != 2 or any(type(n) is not int for n in pair):
+        _fail("a pinned pair must be [value, op], a value id and an op id")
+    return pair[0], pair[1]
 
 
 def _link(item: Any) -> HostLink | None:

@@ -64,6 +64,8 @@ class Problem:
     resident: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    # (value, op): what the forward of an opaque op read lives until the op, its backward, has run.
+    pinned: tuple[tuple[int, int], ...] = ()
     name: str = ""
     cost_unit: str = "ns"
     size_unit: str = "bytes"
@@ -108,6 +110,7 @@ class Problem:
                 inplace=_flat(tuple(chain.from_iterable(op.inplace)) for op in ops),
                 targets=self.outputs,
                 held=self.held,
+                pins=_pins(self) if self.pinned else None,
                 loss=-1 if loss is None else loss,
                 link=None
                 if link is None
@@ -151,6 +154,19 @@ class Problem:
     @property
     def loss_op(self) -> int | None:
         return next((i for i, op in enumerate(self.ops) if op.phase == "loss"), None)
+
+
+def _pins(problem: Problem) -> tuple[list[int], list[int]]:
+    """Per op: the values whose copies it pins, each followed by the op until which they live."""
+    rows: list[list[int]] = [[] for _ in problem.ops]
+    resident = set(problem.resident)
+    for v, backward in problem.pinned:
+        forward = problem.ops[backward].grad_of
+        if forward is None:
+            raise ValueError(f"op {backward}, until which value {v} is pinned, has no grad_of")
+        if v not in resident:  # always there, and never counted
+            rows[forward] += (v, backward)
+    return _flat(tuple(row) for row in rows)
 
 
 def _flat(rows: Iterable[tuple[int, ...]]) -> tuple[list[int], list[int]]:

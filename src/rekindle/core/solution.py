@@ -12,8 +12,9 @@ class Status(Enum):
 
     OPTIMAL = "proven optimal"
     FEASIBLE = "within the budget, not proven optimal"
-    INFEASIBLE = "no schedule within the budget"
-    TIME_LIMIT = "nothing found within the time limit"
+    INFEASIBLE = "proven that no schedule is within the budget"
+    # Also of a search that ended before its limit: what it said would take a proof.
+    TIME_LIMIT = "no schedule within the budget was found"
     ERROR = "the solver failed"
 
     @property

@@ -60,6 +60,7 @@ class Call:
 
     @property
     def scope(self) -> dict[str, Any]:
+        """What guards are about: the expressions of their sources begin with these names."""
         return {
             "forward": self.forward,
             "args": self.args,
@@ -111,13 +112,15 @@ def raised_while_read(error: Exception) -> bool:
     return bool(vars(error).pop(_READ, False))
 
 
-def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
+def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any, repeated: Any) -> Any:
     out = forward(*args, **kwargs)
     _show(out)
     return out
 
 
-def _call_with_loss(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
+def _call_with_loss(
+    forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any, repeated: Any
+) -> Any:
     out = loss_fn(forward(*args, **kwargs), *loss_args)
     _show(out)
     return out

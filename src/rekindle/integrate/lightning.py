@@ -36,11 +36,13 @@ class RekindleCallback(Callback):  # type: ignore[misc]
         self._checked = False
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Manages the module before the strategy wraps it."""
         if stage == "fit":
             self._managed = self.settings.manage(self._target(pl_module))
             self._checked = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        """Warns, after the first batch, of a module that ran without its plan."""
         if self._managed is not None and not self._checked:
             self._checked = True
             warn_if_unplanned(self._managed, "RekindleCallback")

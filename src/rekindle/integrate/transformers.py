@@ -30,12 +30,14 @@ class RekindleCallback(TrainerCallback):  # type: ignore[misc]
     def on_init_end(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
+        """Manages the model that the trainer was given."""
         if model is not None:  # with `model_init` the model is made later, before on_train_begin
             self.settings.manage(model)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
+        """Manages a model that was made since, by `model_init`."""
         if model is not None:
             self.settings.manage(model)
         self._checked = False
@@ -43,6 +45,7 @@ class RekindleCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
+        """Warns, after the first step, of a model that ran without its plan."""
         if model is not None and not self._checked:
             self._checked = True
             warn_if_unplanned(model, "RekindleCallback")

@@ -98,6 +98,8 @@ def emit(
         leaving = tuple(
             [n for n, t in emitter.leaves.items() if begin <= t < stop or (final and t >= stop)]
         )
+        if max_stretches == 1:
+            leaving = _as_they_arrived(program, leaving)
         gradients = [emitter.gradient(leaf) for leaf in leaving]
         carried = emitter.carried(stop)
         run, source = emitter.end(gradients, carried)
@@ -116,6 +118,14 @@ def emit(
         layout,
         hosted,
     )
+
+
+def _as_they_arrived(program: Program, leaving: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+    """In the order in which eager's backward finishes them. Where a tensor is used in several
+    places, each use has a gradient of its own, and autograd adds them in the order of this list."""
+    entries = program.joint.entries
+    place = {entries[i]: k for k, i in enumerate(program.joint.arrivals)}
+    return tuple(sorted(leaving, key=lambda leaf: place.get(leaf, len(place))))
 
 
 def _sizes(program: Program, problem: Problem | None) -> list[int]:

@@ -6,11 +6,11 @@ compares them. The integrations and the command line fill in an `Options` by nam
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rekindle.core import MIN_BUDGET, Problem, Schedule, is_fraction, parse_budget
 from rekindle.core.budget import refuse_tiny
-from rekindle.errors import InvalidBudget, brief
+from rekindle.errors import InvalidBudget, brief, no_such
 from rekindle.solve.base import Solver
 from rekindle.solve.constraints import Constraints, parse_constraints
 from rekindle.solve.registry import find_solver
@@ -22,6 +22,7 @@ Budget = int | float | str
 Patterns = str | Sequence[str]
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
 OnMiss = Literal["eager", "replan", "raise"]
+Kernels = Literal["eager", "inductor", "auto"]
 
 
 _ANY_PEAK = 2**40  # to check how a budget is written, before there is a peak to be a fraction of
@@ -54,9 +55,12 @@ class Options:
     arena: bool = False
     on_miss: OnMiss = "eager"  # a call that no plan covers
     max_plans: int = 8  # of one managed module
+    kernels: Kernels = "eager"  # whose kernels run; "auto": the faster ones within the budget
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
     offload: str | bool = False  # values moved to host memory; see `parse_offload`
+    fullgraph: bool = False  # a model whose code cannot be read in one piece is refused
+    count_gradients: bool = True  # else the gradients of parameters come on top of `budget`
 
     def __post_init__(self) -> None:
         # All of this is refused now, not after a minute of measuring.
@@ -75,6 +79,8 @@ class Options:
             given = getattr(self, name)
             if given is not None and given != word:
                 parse_budget(given, _ANY_PEAK)
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(no_such("choice of kernels", self.kernels, get_args(Kernels)))
         if not 0 <= self.gap < 1:
             raise InvalidBudget(f"gap {self.gap!r} is not a share from 0 up to 1; 0.001 is 0.1 %")
 
@@ -88,7 +94,7 @@ class Offload:
     """What `offload` asks for."""
 
     host_budget: int | None  # bytes of host memory; None: what this machine has to spare
-    only_where_known: bool  # not on a device of which no rates are known, such as a CPU
+    only_on_gpu: bool  # elsewhere a move gains nothing, and no plan of before is to change
 
 
 _HOST_BUDGET = "host_budget"

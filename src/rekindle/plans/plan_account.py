@@ -67,6 +67,8 @@ def with_bound(found: Account) -> Account:
     BOUND_LIMIT_S: for the budget, or else for the schedule's own peak."""
     if found.facts.bound is not None or found.facts.optimal:
         return found
+    if found.schedule.transfers:  # the bound below is of recomputation alone
+        return found
     memory = found.trace.peak if found.facts.budget is None else found.facts.budget
     # A bound holds for schedules within the budget; this one is not, so it says nothing about it.
     if found.trace.peak > memory:

@@ -42,7 +42,7 @@ _KEYS = {
 }
 # At the top level of the file. The seed stands in the record of the schedule, where a schedule file
 # without a plan has it too.
-_OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
+_OPTIONS = tuple(name for name in KEPT_OPTIONS if name not in ("seed", "kernels"))
 _LATER = ("offload",)  # options that files of earlier releases do not have
 
 
@@ -72,6 +72,8 @@ def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
     }
     # Absent rather than null; readers accept both. Plan files of 0.1 have none of these.
+    if plan.options.kernels != "eager":
+        data["kernels"] = plan.options.kernels
     if made.made_by:
         data["made_by"] = made.made_by
     if made.inputs:
@@ -103,6 +105,10 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
     problem = problem_from_record(data["problem"], f"{where}: problem")
     schedule = schedule_from_record(data["schedule"], problem, f"{where}: schedule")
     options = {name: data[name] for name in _OPTIONS if name in data}
+    kernels = data.get("kernels") or "eager"
+    if kernels not in ("eager", "inductor"):
+        raise FileError(f"{where}: 'kernels' is {brief(kernels)}; expected 'eager' or 'inductor'")
+    options["kernels"] = kernels
     options |= {name: tuple(data[name]) for name in ("save", "recompute")}
     plan = PlanRecord(  # refuses a schedule that cannot be executed
         problem=problem,

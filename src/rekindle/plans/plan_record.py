@@ -16,7 +16,9 @@ from rekindle.report.format import signed_percent, size
 
 # Of the options, those that a plan file keeps. The others are of one run (limits, progress, caches)
 # or cannot be data (a loss function, an optimizer).
-KEPT_OPTIONS = ("seed", "hold_outputs", "cuda_graph", "fuse", "save", "recompute", "offload")
+KEPT_OPTIONS = (
+    *("seed", "hold_outputs", "cuda_graph", "fuse", "save", "recompute", "offload", "kernels"),
+)
 
 
 class Source(StrEnum):
@@ -90,9 +92,10 @@ class PlanRecord:
         peak, keep_all = (
             size(self.problem, n) for n in (self.peak_bytes, self.keep_all_peak_bytes)
         )
+        kernels = "" if self.options.kernels == "eager" else ", with compiled kernels"
         return (
             f"{self.problem.name}: peak {peak} (keep-all {keep_all}), overhead "
-            f"{signed_percent(self.overhead)}, {self.gap}{self._moved}; by {self.solver}"
+            f"{signed_percent(self.overhead)}, {self.gap}{self._moved}; by {self.solver}{kernels}"
         )
 
     @property
@@ -154,7 +157,7 @@ def python_call(options: Options) -> str:
 
 
 # Options that say how a plan is made or run, and not which one it is.
-_OF_ONE_RUN = ("on_progress", "on_miss", "max_plans", "remeasure")
+_OF_ONE_RUN = ("on_progress", "on_miss", "max_plans", "remeasure", "fullgraph")
 
 
 def graph_structure(problem: Problem) -> list[Any]:

@@ -99,10 +99,10 @@ def pool_events(
     events: list[int] = []
     live: dict[int, int] = {}  # copy -> the number of its request
     count = 0
-    for step, (made, workspace, dead) in zip(
+    for what, (made, workspace, dead) in zip(
         schedule.steps, lifetimes(problem, schedule), strict=True
     ):
-        is_loss = isinstance(step, int) and problem.ops[step].phase == "loss"
+        is_loss = isinstance(what, int) and problem.ops[what].phase == "loss"
         wanted = callers if is_loss else own
         for copy, request, takes_over in made:
             # Written over: the same block, under another copy's name.

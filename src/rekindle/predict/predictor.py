@@ -81,6 +81,17 @@ class Predictor:
         return {}
 
     @property
+    def parameter_gradients_bytes(self) -> int:
+        """What the gradients of all parameters take at the end of a step."""
+        blocks = blocks_of(self.profile.kind)
+        sizes: dict[int, int] = {}  # by storage: tied parameters, and views, share one
+        for leaf, gradient in self.program.joint.gradients:
+            source, known = facts(leaf).source, facts(gradient)
+            if source is not None and source.kind == "parameter":
+                sizes[known.storage] = blocks.block_bytes(known.storage_bytes)
+        return sum(sizes.values())
+
+    @property
     def outputs_are(self) -> str:
         """What has to be there at the end of a step, in words."""
         joint = self.program.joint

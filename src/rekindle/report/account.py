@@ -234,6 +234,16 @@ class Account:
     # ---- what stands in the tables
 
     @functools.cached_property
+    def sent(self) -> tuple[int, ...]:
+        """Per op: the bytes of what it makes that go to host memory."""
+        found = [0] * len(self.problem.ops)
+        for transfer in self.schedule.transfers:
+            if transfer.kind == "send":
+                v = transfer.value_id
+                found[self.problem.producer[v]] += self.problem.values[v].size
+        return tuple(found)
+
+    @functools.cached_property
     def saved(self) -> tuple[int, ...]:
         """Per op: the bytes it leaves for the backward."""
         return saved_bytes(self.problem, self.op_of_step, self.turn, self.copies)

@@ -92,7 +92,7 @@ class _Ways:
                 continue
             sizes = tuple(problem.values[v].size for v in op.outputs)
             shape.append((place.module[len(module.path) :], place.call, sizes))
-            way.append((account.trace.runs[op_id], account.saved[op_id]))
+            way.append((account.trace.runs[op_id], account.saved[op_id], account.sent[op_id]))
         # Hashes, since the tuples of a module repeat those of its parts at every depth.
         return hash(tuple(shape)), hash(tuple(way))
 
@@ -176,8 +176,14 @@ def _row(
         keep_all_saved=kept,
         num_recomputed=sum(runs[i] - 1 for i in again),
         extra_cost=extra,
-        why=_why(account, ops, saved, kept, extra, len(again)),
+        why=_moved(account, ops, _why(account, ops, saved, kept, extra, len(again))),
     )
+
+
+def _moved(account: Account, ops: Sequence[int], why: str) -> str:
+    """The reason, after what goes to host memory."""
+    sent = sum(account.sent[i] for i in ops)
+    return f"{format.size(account.problem, sent)} moved to the host; {why}" if sent else why
 
 
 def _why(

@@ -35,6 +35,7 @@ def verdict(account: Account) -> str:
             f"{start} {size(trace.peak)} (was {size(account.base.peak)}{smallest})",
             f"{format.signed_percent(account.overhead)} time",
             f"{format.counted(again, 'op')} recomputed" if again else "nothing recomputed",
+            *([f"{size(account.moved[0])} moved to the host"] if account.moved[0] else []),
             account.gap,
         )
     )

@@ -266,12 +266,13 @@ class _Alone:
     __torch_unserialize__ = True  # a tensor that is saved does without it
 
     def __init__(self, changes: Changes, slot: int, out: "weakref.ref[torch.Tensor]") -> None:
-        self.changes, self.slot, self.out = changes, slot, out
+        # An output that is kept must not keep its plan: the step does, until its backward is over.
+        self.changes, self.slot, self.out = weakref.ref(changes), slot, out
 
     def __call__(self, _gradient: torch.Tensor) -> None:
-        out = self.out()
-        if out is not None and any(t is out for t in differentiated_now()):
-            raise self.changes._looks_inside(self.slot)
+        changes, out = self.changes(), self.out()
+        if changes is not None and any(t is out for t in differentiated_now()):
+            raise changes._looks_inside(self.slot)
 
 
 _MODIFIED = (

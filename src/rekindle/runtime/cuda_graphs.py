@@ -41,6 +41,7 @@ class Recording:
         self.results = [borrowed(r) if isinstance(r, torch.Tensor) else r for r in results]
 
     def replay(self) -> None:
+        """Runs what was recorded, on what lies in its static inputs."""
         self.graph.replay()
 
 
@@ -63,6 +64,7 @@ class Graphs:
 
     @property
     def complete(self) -> bool:
+        """Whether the forward and all stretches of the backward are recorded."""
         return len(self.parts) == len(self.runner.lowered.stretches)
 
     # ---- forward

@@ -75,9 +75,11 @@ class LateRunner:
 
     @property
     def is_made(self) -> bool:
+        """Whether code has been generated for the plan."""
         return self._runner is not None
 
     def get(self) -> Runner:
+        """The runner, made at the first call that needs it."""
         if self._runner is None:
             # The modes around the first call (a counter of operations, say) are not meant for the
             # trials on fake tensors that lowering makes.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.errors import BudgetInfeasible, CaptureError, PlanMismatch
 from rekindle.frontend import LOSS_ARGS, Call, as_loss_args, call_of, raised_while_read
 from rekindle.runtime.measured_step import sample_of
 from rekindle.runtime.plan_corrections import follow_watch, shown_size
@@ -63,7 +63,7 @@ class Managed:
     """Mixed in before the model's own class."""
 
     # The first plan (None where the first call is still to come), and one per kind of call.
-    plan = _Told(lambda manager: None if manager.first is None else manager.first.plan)
+    plan = _Told(lambda manager: _first_plan(manager))
     plans = _Told(lambda manager: manager.plans)
 
     def __init_subclass__(cls) -> None:
@@ -85,6 +85,12 @@ class Managed:
         make, args, *rest = plain.__reduce_ex__(protocol)
         # pickle demands of `copyreg.__newobj__`, by its name, that it makes this very class.
         return (functools.partial(make, *args), (), *rest)
+
+
+def _first_plan(manager: Manager) -> Any:
+    if manager.regions is not None:
+        return manager.regions.plan
+    return None if manager.first is None else manager.first.plan
 
 
 @functools.cache
@@ -209,6 +215,8 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _run_call(model: nn.Module, manager: Manager, call: Call) -> Any:
     around = transform_around()
+    if manager.regions is not None:
+        return manager.regions.run(model, call)
     if around:
         return _missed(model, manager, call, around, plannable=False)
     scope = call.scope
@@ -257,7 +265,7 @@ def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> No
     try:
         plan = manager.plan_joint(wanted.joint, entry.plan, sample, same_ops=same_ops)
     except BudgetInfeasible as error:
-        _say(
+        say(
             manager,
             f"gradients arrived for other outputs than planned, and for those there is {error}",
         )
@@ -274,7 +282,13 @@ def _missed(
         # Nothing is kept for a backward: eager needs less than the training that was planned.
         log.info("this call runs eagerly: it needs no gradients")
     elif waits or (manager.on_miss == "replan" and plannable):
-        plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
+        try:
+            plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
+        except CaptureError as error:
+            if manager.first is not None or manager.in_regions is None:
+                raise
+            manager.regions = manager.in_regions(model, error)
+            return manager.regions.run(model, call)
         entry = manager.add(plan, call.args, call.keywords)
         _tell(manager, plan, call)
         try:
@@ -287,7 +301,7 @@ def _missed(
             raise PlanMismatch(
                 f"no plan covers this call: {why}; make a plan for it, or use on_miss='replan'"
             )
-        _say(manager, f"this call runs eagerly and may exceed the budget: {why}")
+        say(manager, f"this call runs eagerly and may exceed the budget: {why}")
     return call.eager()
 
 
@@ -305,7 +319,8 @@ def _tell(manager: Manager, plan: Any, call: Call) -> None:
     )
 
 
-def _say(manager: Manager, what: str) -> None:
+def say(manager: Manager, what: str) -> None:
+    """Warns once of what a managed module does otherwise than planned."""
     if what not in manager.said:
         manager.said.add(what)
         warnings.warn(f"rekindle: {what}", MissedPlanWarning, stacklevel=_callers_level())

@@ -74,6 +74,8 @@ class OtherBackward:
         self.slots = [runner.internal.index(t.output) for t in joint.tangents]
 
     def backward(self, runner: "Runner", step: "Step", index: int) -> Sequence[Any]:
+        """The gradients that leave with this stretch of the planned backward; all are made with the
+        first."""
         if self.twin is not None:
             return self.twin.planned_backward(step, index)
         assert self.stretch is not None

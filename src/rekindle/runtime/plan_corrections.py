@@ -15,7 +15,8 @@ class Manager(Protocol):
 
     correct_plan: Any
 
-    def put(self, entry: Any, plan: Any) -> None: ...
+    def put(self, entry: Any, plan: Any) -> None:
+        """Another plan in the place of that of an entry."""
 
 
 class Entry(Protocol):

@@ -5,6 +5,7 @@ hold everything that the call read of Python. Numbers that Python read from tens
 at each call, once the guards hold.
 """
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 from rekindle.capture import JointGraph
 from rekindle.capture.pytrees import named_tensors
-from rekindle.errors import PlanMismatch, RekindleError
+from rekindle.errors import CaptureError, PlanMismatch, RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
@@ -34,19 +35,32 @@ class Plan(Protocol):
     keep_all_peak_bytes: int
 
     @property
-    def joint(self) -> JointGraph: ...
+    def joint(self) -> JointGraph:
+        """The graph of the call."""
 
     @property
-    def reading(self) -> Reading | None: ...
+    def reading(self) -> Reading | None:
+        """The call as it was read, with its guards."""
 
     @property
-    def late_runner(self) -> LateRunner: ...
+    def late_runner(self) -> LateRunner:
+        """What runs the plan, made when it is needed."""
 
     @property
-    def runner(self) -> Runner: ...
+    def runner(self) -> Runner:
+        """What runs the plan."""
 
     @property
-    def overhead(self) -> float: ...
+    def overhead(self) -> float:
+        """The share of time that recomputation adds."""
+
+
+class InRegions(Protocol):
+    """A model whose parts are planned, each with guards of its own (`runtime.regions`)."""
+
+    plan: Any
+
+    def run(self, model: nn.Module, call: Call) -> Any: ...
 
 
 class AnswerChanged(Exception):
@@ -97,10 +111,10 @@ class Entry:
         reading: Reading,
         layouts: dict[str, Layout],
         number: int,
-        order: tuple[int, ...] | None = None,
+        order: tuple[int | None, ...] | None = None,
     ) -> None:
         self.plan = plan
-        # Where the plan's inputs stand among those of this reading; None: in the same order.
+        # Which input of this reading each input of the plan's is, where another call was read.
         self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
@@ -109,6 +123,8 @@ class Entry:
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
         self.reading = reading
+        # Which input of this reading each input of the plan's is, where another call was read.
+        self.order = order
         self.layouts = layouts
         self.guards = reading.guards
         self.call = reading.replay(self._run)
@@ -120,8 +136,10 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        if self.reading.apart and len(set(map(id, inputs))) < len(inputs):
+            raise AnswerChanged("two of the tensors that forward reads are one now")
         if self.order is not None:
-            inputs = tuple([inputs[i] for i in self.order])
+            inputs = tuple([inputs[i or 0] for i in self.order])
         for i in self.plan.joint.made_to_require:
             inputs[i].requires_grad_()
         before, self.before = self.before, None
@@ -147,18 +165,8 @@ class Entry:
             )
 
     def copied(self) -> "Entry":
+        """The same plan for a copied module, with a state of its own."""
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
-
-
-def _input_order(planned: JointGraph, read: JointGraph) -> tuple[int, ...] | None:
-    """For each input of the plan's call, where the other call, which runs the same ops, has it.
-    What Python reads first need not be read first by other Python."""
-    place = {node: i for i, node in enumerate(read.nodes)}
-    entry_at = {place[n]: i for i, n in enumerate(read.entries) if n is not None}
-    number = {node: i for i, node in enumerate(planned.nodes)}
-    # An input that no op reads is asked for by nobody.
-    order = tuple(0 if n is None else entry_at[number[n]] for n in planned.entries)
-    return None if order == tuple(range(len(read.entries))) else order
 
 
 def _number(entry: Entry) -> int:
@@ -185,6 +193,9 @@ class Manager:
         self.loss_fn = loss_fn
         self.correct_plan = correct_plan  # where a step needed more, or had less, than planned
         self.max_plans = max_plans
+        # For a model that cannot be read in one piece: made where planning it was refused.
+        self.in_regions: Callable[[nn.Module, CaptureError], InRegions] | None = None
+        self.regions: InRegions | None = None
         self.entries: list[Entry] = []
         self.first: Entry | None = None
         self.num_made = 0
@@ -202,6 +213,8 @@ class Manager:
         new.entries = [copies[id(e)] for e in self.entries]
         new.num_made = self.num_made
         new.first = None if self.first is None else copies[id(self.first)]
+        new.in_regions = self.in_regions
+        new.regions = copy.deepcopy(self.regions, memo)
         return new
 
     @property
@@ -215,6 +228,7 @@ class Manager:
         return self.first is None or not self.first.plan.joint.forward_only
 
     def add(self, plan: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
+        """Puts a plan in front; the least recently used one may go for it."""
         assert plan.reading is not None
         self._make_room()
         entry = Entry(plan, plan.reading, input_layouts(args, kwargs), self.num_made)
@@ -245,19 +259,21 @@ class Manager:
             joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
+        reading.held.clear()
         for entry in entries:
             planned = entry.plan.joint.recorded
             if len(joint.outputs) != len(planned.outputs):
                 continue  # gradients cannot arrive for outputs that it has not
             alike = joint.with_tangents(planned.tangents, planned.autocast, planned.retained)
             if alike.is_like(planned):
-                order = _input_order(planned, joint)
+                order = joint.inputs_of(planned)
                 found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found
         return None
 
     def use(self, entry: Entry) -> None:
+        """Moves an entry to the front: the next call most likely is like this one."""
         if self.entries[0] is not entry:
             self.entries.remove(entry)
             self.entries.insert(0, entry)

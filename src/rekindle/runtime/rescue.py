@@ -44,6 +44,7 @@ class Rescue:
         self.tangents: list[Any] = []
 
     def keep_tangents(self, tangents: Sequence[Any]) -> None:
+        """Sets the gradients aside that have arrived for outputs; large ones in host memory."""
         self.tangents = [
             t.cpu() if isinstance(t, torch.Tensor) and t.nbytes > _SMALL else t for t in tangents
         ]

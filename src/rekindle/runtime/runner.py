@@ -11,6 +11,7 @@ in a `Step`, reachable from the Functions alone: no reference cycle, and a step 
 dropped is freed at once.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
-from rekindle.capture.node_facts import source_of
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.core import Problem, Schedule
 from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
@@ -37,13 +38,17 @@ from rekindle.runtime.rescue import (
     runner_with_more_room,
     written_residents,
 )
+from rekindle.runtime.retained_gradients import without_retained
 from rekindle.runtime.step_watch import Meter, StepWatch
 from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
     backward_keeps_graph,
+    compiled_kernels,
     eager_kernels,
     outside_modes,
 )
+
+ALIGNMENT = 16  # bytes, of what compiled kernels read
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
@@ -88,6 +93,7 @@ class Step:
 
     @property
     def runner(self) -> "Runner":
+        """The plan that runs this step; none once its backward is over."""
         if self._runner is None:
             raise _second_backward()
         return self._runner
@@ -121,10 +127,12 @@ class Runner:
         guards: Guards | None = None,
         problem: Problem | None = None,
         arena: ArenaUse | None = None,
+        max_stretches: int = 12,
     ) -> None:
         if cuda_graph and schedule.transfers:
             raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
-        joint, lowered = program.joint, emit(program, schedule, problem)
+        joint = program.joint
+        lowered = emit(program, schedule, problem, max_stretches)
         self.program = program
         self.schedule = schedule
         self.joint = joint
@@ -168,13 +176,17 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
-        self.arena = arena
         link = None if problem is None else problem.transfers
         self.transfers = (
             Transfers(lowered.host, self.device, None if link is None else link.host_budget)
             if lowered.host.slots
             else None
         )
+        self.arena = arena
+        self.kernels: Callable[[], Any] = eager_kernels
+        if joint.kernels != "eager" and self.device.type == "cuda":
+            # Compiled kernels are launched on the current device, wherever their arguments are.
+            self.kernels = functools.partial(compiled_kernels, self.device)
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -191,6 +203,8 @@ class Runner:
 
     def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
+        if self.kernels is not eager_kernels and any(t.data_ptr() % ALIGNMENT for t in residents):
+            return f"a tensor lies at an address that is no multiple of {ALIGNMENT} bytes"
         if self.guards.run is None:
             return None
         return self.guards.broken([residents[p] for p in self.guard_positions])
@@ -255,6 +269,7 @@ class Runner:
         return given
 
     def forward(self, step: Step) -> list[Any]:
+        """Runs the code of the forward; what the backward needs of it is left in the step."""
         residents = step.residents
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
@@ -263,7 +278,7 @@ class Runner:
                 step.moves = self.transfers.begin()
                 args.insert(0, step.moves)
             try:
-                with inside(step.arena), eager_kernels():
+                with inside(step.arena), self.kernels():
                     made: list[Any] = self.lowered.forward(args)
             except BaseException:
                 step.end_moves()
@@ -275,13 +290,14 @@ class Runner:
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
+        """Runs one stretch of the backward: the gradients of its leaves, in their order."""
         if index > 0:
             if not step.versions:
                 raise _second_backward()
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._without_retained(step, index, self._gradients(step, index))
+            gradients = without_retained(self, step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -291,30 +307,6 @@ class Runner:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
                 step.release()
-
-    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
-        autograd has put there what came from outside of the plan, which is a part of it."""
-        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
-            return made
-        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
-        if step.other is not None:
-            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
-            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
-        for leaf, gradient in whole:
-            slot = self.slot_of_output.get(leaf)
-            out = None if slot is None else step.given[slot]()
-            if gradient is not None and out is not None and out.retains_grad:
-                assert slot is not None
-                gradient = gradient.clone(memory_format=torch.contiguous_format)
-                before = step.retained.get(slot)  # of an earlier backward of this step
-                step.retained[slot] = gradient if before is None else before + gradient
-                out.grad = step.retained[slot]
-        return [
-            g
-            for leaf, g in zip(self.leaves[index], made, strict=True)
-            if leaf not in self.slot_of_output
-        ]
 
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -347,6 +339,7 @@ class Runner:
             self.watch.abandon()
 
     def planned_backward(self, step: Step, index: int) -> Sequence[Any]:
+        """One stretch of the schedule, on what the stretch before it left in the step."""
         if step.graphed and self.graphs is not None:
             gradients = self.graphs.backward(step, index)
             if gradients is not None:
@@ -366,7 +359,7 @@ class Runner:
         args += [residents[p] for p in self.stretch_positions[index]]
         if step.moving is not None:
             args.insert(0, step.moving)
-        with inside(step.arena), eager_kernels():
+        with inside(step.arena), self.kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
@@ -411,6 +404,9 @@ class Runner:
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
+        if self.joint.kernels != "eager":
+            self._lay_out_for_kernels(step, grads)
+            return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         key = (layouts, autocast_state(), retained)
         if key == (self.layouts, self.joint.autocast, self.joint.retained):
@@ -438,6 +434,37 @@ class Runner:
             ]
         else:
             step.other = other
+
+    def _lay_out_for_kernels(self, step: Step, grads: Sequence[Any]) -> None:
+        """The gradients as the compiled backward reads them: a missing one is zero, as
+        torch.compile has it. The backward for other outputs would need another forward."""
+        arrived = [k for k, g in enumerate(grads) if g is not None]
+        unplanned = [self.internal[k] for k in arrived if self.layouts[k] is None]
+        if unplanned:
+            raise RuntimeError(
+                f"gradients arrived for outputs {unplanned} of a managed module whose compiled "
+                f"kernels were planned for outputs {[t.output for t in self.joint.tangents]}; pass "
+                'loss_fn=, or use kernels="eager"'
+            )
+        changed = self.changes.found(step, self.joint)
+        if changed is not None:
+            step.other = self._without(changed, (self.layouts, ()), self.joint)
+        step.tangents = [
+            g if wanted is None else self._laid_out_tangent(g, k)
+            for k, (g, wanted) in enumerate(zip(grads, self.layouts, strict=True))
+        ]
+        if step.rescue is not None:
+            step.rescue.keep_tangents(step.tangents)
+
+    def _laid_out_tangent(self, grad: torch.Tensor | None, slot: int) -> torch.Tensor:
+        output = self.internal[slot]
+        like = facts(self.joint.outputs[output]).value
+        if grad is None:
+            stride = next(t.stride for t in self.joint.tangents if t.output == output)
+            zero = torch.empty_strided(like.shape, stride, dtype=like.dtype, device=self.device)
+            return zero.zero_()
+        made = laid_out(grad, self.layouts[slot])
+        return made.clone() if made.data_ptr() % ALIGNMENT else made
 
     def _without(self, changed: Changed, key: tuple[Any, ...], joint: JointGraph) -> OtherBackward:
         """The backward of a step that has lost something since its forward."""

@@ -30,10 +30,17 @@ _MAX_BEGUN = 20  # calls without a backward, too, end the watch
 class Meter(Protocol):
     """The account of one device's allocator."""
 
-    def allocated_bytes(self) -> int: ...
-    def peak_bytes(self) -> int: ...
-    def reset_peak(self) -> None: ...
-    def warm_up(self) -> None: ...
+    def allocated_bytes(self) -> int:
+        """Bytes in use now."""
+
+    def peak_bytes(self) -> int:
+        """The most bytes in use since the last reset."""
+
+    def reset_peak(self) -> None:
+        """The peak counts from here on."""
+
+    def warm_up(self) -> None:
+        """Makes what libraries allocate once, so that no step is charged for it."""
 
 
 class CudaMeter:
@@ -43,12 +50,15 @@ class CudaMeter:
         self.device = device
 
     def allocated_bytes(self) -> int:
+        """Bytes of live tensors, as the caching allocator counts them."""
         return int(torch.cuda.memory_allocated(self.device))
 
     def peak_bytes(self) -> int:
+        """The most bytes of live tensors since the last reset."""
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
+        """The allocator's own count of the peak begins anew."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def warm_up(self) -> None:
@@ -105,6 +115,7 @@ class StepWatch:
 
     @property
     def is_over(self) -> bool:
+        """Whether enough steps were watched."""
         return self.num_left == 0 or self.num_begun >= _MAX_BEGUN
 
     def begin(self, step: Any) -> None:
@@ -154,5 +165,6 @@ class StepWatch:
         self._step = None
 
     def take(self) -> Excess | None:
+        """What was found, once; None where nothing was."""
         found, self.excess = self.excess, None
         return found

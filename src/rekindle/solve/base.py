@@ -9,6 +9,7 @@ A new solver is a final frozen dataclass in a module of its own and a line in `r
 `best_solution` makes the answer out of the schedules it has found.
 """
 
+import functools
 import importlib.util
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from typing import ClassVar, Protocol
 
 from rekindle.core import Op, Problem, Schedule, Solution, Status, check_schedule, simulate
 from rekindle.errors import InvalidSchedule, SolverRefused, SolverUnavailable
+from rekindle.solve.deadline import TimeLeft
 
 # How each library that a solver may need is installed.
 PIP_NAMES = {"highspy": "highspy", "ortools": '"rekindle[cp]"', "gurobipy": "gurobipy"}
@@ -100,9 +102,8 @@ def run_solver(
     if warm_start is not None:
         # Runs of dead ops fall out. What is left is valid: nothing that stays reads what they made.
         warm_start = _translate_to(kept, warm_start)
-    solution = solver.solve(
-        small, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start
-    )
+    solve = functools.partial(solve_pinned, solver) if small.pinned else solver.solve
+    solution = solve(small, budget, time_limit_s=time_limit_s, seed=seed, warm_start=warm_start)
     if shift:
         # Costs were rounded down, so the bound holds; a proof does not.
         proven = solution.status is Status.OPTIMAL
@@ -120,6 +121,56 @@ def run_solver(
         wall_s=time.monotonic() - start,
     )
     return verify_solution(problem, budget, solution)
+
+
+# Of the time limit: for the first search, and for those that follow where pins need more.
+_PINNED_SHARES = (0.5, 0.2, 0.15, 0.15)
+
+
+def solve_pinned(
+    solver: Solver,
+    problem: Problem,
+    budget: int,
+    *,
+    time_limit_s: float,
+    seed: int,
+    warm_start: Schedule | None = None,
+) -> Solution:
+    """A problem with pinned values, by a solver that knows none: the problem without pins is a
+    relaxation, whose bounds and proofs of infeasibility hold. Where its schedule needs more with
+    the pins than the budget, the solver's budget is less by the excess, and it searches again."""
+    relaxed, left = replace(problem, pinned=()), TimeLeft(time_limit_s)
+    target, bound, smallest = budget, None, None
+    solution: Solution | None = None
+    for share in _PINNED_SHARES:
+        limit_s = min(share * time_limit_s, left())
+        found = solver.solve(
+            relaxed, target, time_limit_s=limit_s, seed=seed, warm_start=warm_start
+        )
+        if solution is None:
+            solution, bound = found, found.bound
+        for schedule in (found.schedule, found.smallest):
+            if schedule is not None:
+                trace = simulate(problem, schedule)
+                if smallest is None or (trace.peak, trace.cost) < smallest[:2]:
+                    smallest = (trace.peak, trace.cost, schedule)
+        if found.schedule is None:
+            break
+        peak = simulate(problem, found.schedule).peak
+        if peak <= budget:
+            return replace(found, status=Status.FEASIBLE, bound=bound)
+        target, warm_start = target - (peak - budget), found.schedule
+        if target < 0 or found.stopped_by == "interrupt":
+            break
+    assert solution is not None
+    if smallest is not None and smallest[0] <= budget:  # found on the way to something else
+        return replace(solution, status=Status.FEASIBLE, schedule=smallest[2], bound=bound)
+    return replace(
+        solution,
+        status=Status.INFEASIBLE if solution.schedule is not None else solution.status,
+        schedule=None,
+        smallest=None if smallest is None else smallest[2],
+    )
 
 
 def _scale_costs(problem: Problem) -> tuple[Problem, int]:
@@ -159,7 +210,7 @@ def verify_solution(problem: Problem, budget: int, solution: Solution) -> Soluti
     if trace.peak > budget:
         return replace(
             solution,
-            status=Status.INFEASIBLE,
+            status=Status.TIME_LIMIT,
             schedule=None,
             smallest=solution.smallest or solution.schedule,
             message=solution.message
@@ -181,9 +232,11 @@ def best_solution(
     stopped_by: str = "",
     notes: tuple[str, ...] = (),
     proven_infeasible: bool = False,
+    space: str = "",
 ) -> Solution:
     """The Solution that some found schedules amount to: the cheapest within the budget (ties: the
-    smaller peak), or infeasible with the smallest peak among them."""
+    smaller peak). Where none is within it, the smallest peak among them: infeasible where that is
+    proven, over the `space` of the method if it has one, else nothing found."""
     best: tuple[int, int, Schedule] | None = None
     smallest: tuple[int, int, Schedule] | None = None
     for ops in candidates:
@@ -206,14 +259,17 @@ def best_solution(
     # Nothing fits. What is said about it goes from the strongest statement down: a proof by
     # inspection, a proof over the space of the solver, no proof.
     floor = trivial_floor(problem)
-    if proven_infeasible or budget < floor:
-        message = f"proven: no schedule of this space has a peak of {budget} or less"
+    proven = proven_infeasible or budget < floor
+    if proven:
+        message = f"proven: no schedule has a peak of {budget} or less"
+        if space:
+            message = f"proven over {space}: none has a peak of {budget} or less"
         if budget < floor:
             message = f"proven: some op or all outputs alone need {floor}, the budget is {budget}"
     else:
         message = "no schedule within the budget was found; that is not a proof that there is none"
     return Solution(
-        status=Status.INFEASIBLE,
+        status=Status.INFEASIBLE if proven else Status.TIME_LIMIT,
         schedule=None,
         solver=solver,
         message=message,
@@ -277,6 +333,7 @@ def without_dead_ops(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
         resident=tuple(new_value[v] for v in problem.resident),
         outputs=tuple(new_value[v] for v in problem.outputs),
         held=tuple(new_value[v] for v in problem.held),
+        pinned=tuple((new_value[v], new_op[i]) for v, i in problem.pinned),
         name=problem.name,
         cost_unit=problem.cost_unit,
         size_unit=problem.size_unit,

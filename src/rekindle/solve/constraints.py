@@ -129,6 +129,11 @@ def constrain(problem: Problem, resolved: ResolvedConstraints) -> ConstrainedPro
     ]
     if not resolved.recompute:
         return ConstrainedProblem(replace(problem, ops=tuple(ops)), tuple(range(len(ops))))
+    if problem.pinned:
+        raise WishRefused(
+            "recompute: the problem has pinned values, whose ops run around opaque code; only "
+            "`save` is possible there"
+        )
     made = _Twins(problem, ops, resolved.recompute).build()
     # The twins are ours and no reader of files has seen them: a mistake must not reach a solver.
     check_problem(made.problem)
@@ -349,7 +354,7 @@ def run_constrained(
     if best is None:
         return replace(
             solution,
-            status=Status.INFEASIBLE,
+            status=Status.TIME_LIMIT,
             schedule=None,
             smallest=mapped,
             bound=None,

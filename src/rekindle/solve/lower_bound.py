@@ -29,6 +29,12 @@ def cost_bound(problem: Problem, budget: int, time_limit_s: float) -> int | None
 
 def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int, bool]:
     """A lower bound on the cost above keep-all, and whether the budget is proven too small."""
+    extra, infeasible, _ = best_moment(problem, budget, time_limit_s)
+    return extra, infeasible
+
+
+def best_moment(problem: Problem, budget: int, time_limit_s: float) -> tuple[int, bool, int | None]:
+    """The same, with the op whose first run is the moment of the bound, if there is one."""
     deadline = time.monotonic() + time_limit_s
     moments = _Moments(problem)
     best, price = 0.0, 0.0
@@ -42,12 +48,12 @@ def best_bound(problem: Problem, budget: int, time_limit_s: float) -> tuple[int,
             problem.native, op_id, budget, left, price=price, least=best
         )
         if infeasible:
-            return 0, True
+            return 0, True, op_id
         if extra > best:
             best, price = extra, at_price
             moments.improved(op_id)
     # Costs are whole numbers, so what lies above a whole number is the next one.
-    return math.ceil(best - 1e-6), False
+    return math.ceil(best - 1e-6), False, moments.best if moments.best >= 0 else None
 
 
 class _Moments:

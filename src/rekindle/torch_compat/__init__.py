@@ -51,6 +51,15 @@ with missing_names_explained():
         source_line,
         told_without_nodes,
     )
+    from rekindle.torch_compat.inductor import (
+        CompiledText,
+        compile_graph,
+        cut_in_two,
+        functional_trace,
+        inductor_settings,
+        symbol_free_fake_mode,
+        trace_as,
+    )
     from rekindle.torch_compat.memory_pools import MemoryPool
     from rekindle.torch_compat.ops import (
         as_modules_call,
@@ -63,8 +72,11 @@ with missing_names_explained():
     )
     from rekindle.torch_compat.running import (
         as_eager_calls,
+        compiled_kernels,
         eager_kernels,
+        outside_function_modes,
         outside_modes,
+        push_mode,
         recurrent_layers_call,
         run_saved_regions_plainly,
         transform_around,
@@ -81,6 +93,7 @@ __all__ = [
     "UNSUPPORTED",
     "Ask",
     "CallGuards",
+    "CompiledText",
     "CudaKernel",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -102,13 +115,18 @@ __all__ = [
     "backward_node",
     "bare_call",
     "borrowed",
+    "compile_graph",
+    "compiled_kernels",
     "copy_all",
+    "cut_in_two",
     "default_device",
     "differentiated_now",
     "eager_kernels",
     "eager_layouts_answered",
     "filling_stand_in",
     "forward_sequence_nr",
+    "functional_trace",
+    "inductor_settings",
     "interpreted_line",
     "is_higher_order",
     "is_overload",
@@ -119,7 +137,9 @@ __all__ = [
     "nn_functions",
     "node_sequence_nr",
     "outputs_below",
+    "outside_function_modes",
     "outside_modes",
+    "push_mode",
     "python_references",
     "pytree",
     "read_call",
@@ -129,6 +149,8 @@ __all__ = [
     "source_line",
     "storage_bytes",
     "storage_key",
+    "symbol_free_fake_mode",
     "told_without_nodes",
+    "trace_as",
     "transform_around",
 ]

@@ -18,15 +18,18 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from rekindle.torch_compat.dynamo_answers import Unguarded
+from rekindle.torch_compat.dynamo_answers import Unguarded, asked
+from rekindle.torch_compat.dynamo_repeats import repeated
+from rekindle.torch_compat.dynamo_thrift import thrift
 from rekindle.torch_compat.prepared import Prepared
+from rekindle.torch_compat.repeated_blocks import LOCAL, Repeats
 from rekindle.torch_compat.running import outside_modes
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
@@ -47,18 +50,29 @@ class GraphBreak(Exception):
         self.is_the_models = is_the_models  # eager would raise that error too
 
 
-@dataclass(frozen=True, slots=True)
 class GraphInput:
-    """What enters the graph: the expression that Dynamo gives for it, and its value now."""
+    """What enters the graph: the expression that Dynamo gives for it, and its value now. A tensor
+    is not kept alive."""
 
-    expression: str
-    value: Any
+    __slots__ = ("_value", "expression")
+
+    def __init__(self, expression: str, value: Any) -> None:
+        self.expression = expression
+        self._value = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: value
+
+    @property
+    def value(self) -> Any:
+        """None of a tensor that is gone."""
+        return self._value()
 
 
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_later", "_manager", "_prepared", "_surroundings", "_unwatched")
+    __slots__ = (
+        *("__weakref__", "_later", "_manager", "_prepared", "_repeats", "_surroundings"),
+        "_unwatched",
+    )
 
     def __init__(
         self,
@@ -66,6 +80,7 @@ class CallGuards:
         unwatched: list[str],
         surroundings: "_Surroundings",
         prepared: Prepared,
+        repeats: Repeats,
         later: Any,
     ) -> None:
         self._manager = manager
@@ -73,6 +88,7 @@ class CallGuards:
         self._unwatched = unwatched
         self._surroundings = surroundings
         self._prepared = prepared
+        self._repeats = repeats
 
     def check(self, scope: dict[str, Any]) -> bool:
         self._prepared.again()
@@ -81,8 +97,13 @@ class CallGuards:
         if torch._C._len_torch_dispatch_stack():
             # A mode changes what a guard sees of a tensor, and not what the call does.
             with outside_modes():
-                return bool(self._manager.check(scope))
-        return bool(self._manager.check(scope))
+                return self._manager.check(scope) and self._repeats.check(scope)
+        return self._manager.check(scope) and self._repeats.check(scope)
+
+    @property
+    def num_repeated(self) -> int:
+        """Blocks of the model that were not read themselves."""
+        return self._repeats.num_blocks
 
     def failed(self, scope: dict[str, Any]) -> str | None:
         """The first guard that does not hold, as Dynamo writes it."""
@@ -91,7 +112,7 @@ class CallGuards:
         changed = self._surroundings.changed()
         if changed is not None:
             return f"{changed} as they were"
-        return _first_failed(self._manager, scope)
+        return _first_failed(self._manager, scope) or self._repeats.different(scope)
 
     @property
     def has_later_reads(self) -> bool:
@@ -205,7 +226,16 @@ class Reading:
     guards: CallGuards
     replay: Callable[[Callable[..., Any]], Callable[..., Any]]  # of what runs the graph
     # Aspects of inputs that were read and that no guard is about: (input, attribute, value).
-    asked: tuple[tuple[int, str, Any], ...]
+    asked: tuple[tuple[int, str, Any], ...] = ()
+    # Whether no two inputs may be one tensor, which Dynamo's own guards see for some of them.
+    apart: bool = False
+    # The tensors among the inputs, until the plan is made: some are nobody else's.
+    held: list[Any] = field(default_factory=list)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the inputs still are."""
+        return all(given.value is not None for given in self.inputs)
 
 
 # What each release leaves out by default, to check less at each call.
@@ -242,6 +272,20 @@ def read_call(
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
     changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
+    reading = _read_call(function, scope, adapt, getattr(scope["forward"], "__self__", None))
+    if reading.apart and len({id(given.value) for given in reading.inputs}) < len(reading.inputs):
+        # A tensor of a block that was not read itself is read elsewhere as well.
+        return _read_call(function, scope, adapt, None)
+    return reading
+
+
+def _read_call(
+    function: Callable[..., Any],
+    scope: Mapping[str, Any],
+    adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
+    model: Any,
+) -> Reading:
+    """Blocks of `model` that are alike are read once."""
     import torch._dynamo as dynamo
     from torch._dynamo import convert_frame
     from torch._dynamo.exc import TorchDynamoException
@@ -254,8 +298,11 @@ def read_call(
     namespace.update({name: known[name] for name in code.co_names if name in known})
     found: list[tuple[fx.GraphModule, tuple[GraphInput, ...]]] = []
 
+    held: list[Any] = []
+
     def backend(graph: fx.GraphModule, _examples: Any) -> Any:
         found.append((graph, _inputs(graph.graph)))
+        held[:] = [given.value for given in found[-1][1]]
         return _placeholder
 
     config = dynamo.config
@@ -268,7 +315,9 @@ def read_call(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
+        stack.enter_context(thrift())
         unguarded = stack.enter_context(adapt())
+        repeats = stack.enter_context(repeated(model, asked, unguarded))
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
         modes = getattr(convert_frame, "torch_function_mode_stack_state_mgr", None)
@@ -277,30 +326,33 @@ def read_call(
         stack.enter_context(compile_context(CompileContext(convert_frame.get_compile_id({}))))
         try:
             output = convert_frame.compile_frame(
-                *(code, namespace, dict(scope), builtins.__dict__, ()),
+                *(code, namespace, {**scope, LOCAL: None}, builtins.__dict__, ()),
                 compiler_fn=backend,
                 one_graph=True,
                 restart_reasons=set(),
             )
         except TorchDynamoException as error:
             raise _graph_break(error) from error
+        made = Repeats(repeats, scope, namespace)
         with contextlib.nullcontext() if modes is None else modes.temp_restore_stack():
-            guards = _guards(code, output.tracer_output.output_graph, unguarded, scope["forward"])
+            guards = _guards(
+                code, output.tracer_output.output_graph, unguarded, scope["forward"], made
+            )
     bytecode = output.bytecode
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
-        return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace), ())
+        return Reading(empty, (), guards, lambda _run: made.given(bytecode, namespace))
     graph, inputs = found[-1]
     index = {given.expression: i for i, given in enumerate(inputs)}
-    asked = tuple(
+    asked_of = tuple(
         (index[name], a, v) for (name, a), v in unguarded.aspects.items() if name in index
     )
     name = graph.meta.get("backend_id") or graph._backend_id
 
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
-        return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)
+        return made.given(bytecode, {**namespace, name: run})
 
-    return Reading(graph, inputs, guards, replay, asked)
+    return Reading(graph, inputs, guards, replay, asked_of, bool(made), held)
 
 
 def _empty_graph() -> fx.Graph:
@@ -327,7 +379,11 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
 
 
 def _guards(
-    code: types.CodeType, output_graph: Any, unguarded: Unguarded, forward: Any
+    code: types.CodeType,
+    output_graph: Any,
+    unguarded: Unguarded,
+    forward: Any,
+    repeats: Repeats,
 ) -> CallGuards:
     from torch._dynamo.guards import CheckFunctionManager
 
@@ -348,7 +404,7 @@ def _guards(
     if unguarded.later:
         later = Manager(code, output_graph, guard_filter_fn=unguarded.later.kept).guard_manager
     surroundings = _Surroundings(forward, unguarded)
-    return CallGuards(manager, unwatched, surroundings, unguarded.prepared, later)
+    return CallGuards(manager, unwatched, surroundings, unguarded.prepared, repeats, later)
 
 
 @contextlib.contextmanager

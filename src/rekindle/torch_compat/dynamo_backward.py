@@ -24,8 +24,8 @@ class ReadLater:
         self._containers: tuple[str, ...] = ()
         self._depth = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
+    def __len__(self) -> int:
+        return len(self._names)
 
     def note(self, source: Any, value: Any) -> None:
         """This was read; within the backward's code it is remembered."""

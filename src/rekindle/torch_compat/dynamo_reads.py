@@ -21,6 +21,7 @@ def read_as_eager_runs(module_hooks: Callable[..., Any]) -> Iterator[None]:
         _retained_gradients_followed(),
         _module_hooks_given(module_hooks),
         _requiring_followed(),
+        _sequences_of_checkpoints_read(),
     ):
         yield
 
@@ -134,4 +135,33 @@ def _requiring_followed() -> Iterator[None]:
         return method_requires_grad_
 
     with changed(TensorVariable, "method_requires_grad_", change):
+        yield
+
+
+def _renamed(code: types.CodeType) -> types.CodeType:
+    """The same code, as if it and the functions in it stood in this file."""
+    inner = [_renamed(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    return code.replace(co_filename=__file__, co_consts=tuple(inner))
+
+
+@contextlib.contextmanager
+def _sequences_of_checkpoints_read() -> Iterator[None]:
+    """Dynamo knows `checkpoint`, and skips `checkpoint_sequential`, which calls it, for the file
+    that it stands in: read under another name, it is plain Python."""
+    from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
+
+    skipped = torch.utils.checkpoint.checkpoint_sequential
+    code = _renamed(skipped.__code__)
+    plain = types.FunctionType(code, skipped.__globals__, None, skipped.__defaults__)
+    plain.__kwdefaults__ = skipped.__kwdefaults__
+
+    def change(read: Any) -> Any:
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            if self.value is skipped:
+                return UserFunctionVariable(plain).call_function(tx, args, kwargs)
+            return read(self, tx, args, kwargs)
+
+        return call_function
+
+    with changed(SkipFunctionVariable, "call_function", change):
         yield

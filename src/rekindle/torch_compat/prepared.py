@@ -21,6 +21,10 @@ class Prepared:
         self._calls.append((function, weakref.ref(model)))
         function(model)
 
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
     def again(self) -> None:
         for function, reference in self._calls:
             model = reference()

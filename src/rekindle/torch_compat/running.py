@@ -20,9 +20,11 @@ class eager_kernels:
     what its backward needs only then.
     """
 
-    __slots__ = ("_autocast", "_grad", "_guard")
+    __slots__ = ("_autocast", "_function_modes", "_grad", "_guard")
 
     def __enter__(self) -> None:
+        # What a mode makes of the model's calls stands in the graph already.
+        self._function_modes = _take_function_modes() if _num_function_modes() else []
         self._autocast = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
         for device in self._autocast:
             torch.set_autocast_enabled(device, False)
@@ -35,6 +37,47 @@ class eager_kernels:
         torch._C._set_grad_enabled(self._grad)
         for device in self._autocast:
             torch.set_autocast_enabled(device, True)
+        _put_function_modes(self._function_modes)
+
+
+_num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def _take_function_modes() -> list[Any]:
+    """The modes of `__torch_function__`, off the stack."""
+    return [torch._C._pop_torch_function_stack() for _ in range(_num_function_modes())]
+
+
+def _put_function_modes(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        torch._C._push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def outside_function_modes() -> Iterator[None]:
+    """Run as if no `torch.overrides.TorchFunctionMode` were on."""
+    modes = _take_function_modes()
+    try:
+        yield
+    finally:
+        _put_function_modes(modes)
+
+
+class compiled_kernels(eager_kernels):
+    """The same for kernels that Inductor compiled for a GPU."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.cuda.device(device)
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__(*_)
+        self._device.__exit__(None, None, None)
 
 
 class as_eager_calls:
@@ -119,6 +162,14 @@ def outside_modes() -> Iterator[None]:
 
     with _disable_current_modes():
         yield
+
+
+def push_mode(mode: Any) -> None:
+    """A dispatch mode for the rest of the autograd node that runs: the engine puts its thread's
+    state back behind each node."""
+    from torch.utils._python_dispatch import _push_mode
+
+    _push_mode(mode)
 
 
 @contextlib.contextmanager

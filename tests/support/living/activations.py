@@ -17,7 +17,7 @@ class ActivationInTheLoss(Living):
         return out.square().mean() + self.h.abs().mean()
 
 
-@case("e11", breaks=True, quick=True)
+@case("e11", quick=True)
 class GradientOfAnActivation(Living):
     """Grad-CAM: the forward asks for the gradient of what it stores."""
 

@@ -190,7 +190,7 @@ class SubmoduleInEval(Dropping):
         self.drop.eval()
 
 
-@case(shows=False)
+@case(shows=False, steady=False)
 class WithoutGradientsBetween(Dropping):
     """Validation between the steps."""
 
@@ -216,7 +216,7 @@ class DefaultDtypeChanged(Living):
         torch.set_default_dtype(torch.float32)
 
 
-@case("e4")
+@case("e4", breaks=True)
 class DefaultDeviceChanged(Living):
     """Tensors made on the meta device have no numbers: eager raises."""
 

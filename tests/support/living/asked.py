@@ -203,7 +203,7 @@ class AsksForALeaf(Living):
         return (x if step < 2 else x * 1,), {}
 
 
-@case("e4")
+@case("e4", breaks=True)
 class AsksForAVersion(Living):
     def middle(self, h: Tensor) -> Tensor:
         return h * 2 if self.first.bias._version < 100 else h * 3

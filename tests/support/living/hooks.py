@@ -126,7 +126,7 @@ class HookOnTheModelItself(WithInner):
         self.register_forward_hook(lambda module, args, out: out - 1)
 
 
-@case("e9", breaks=True, quick=True)
+@case("e9", quick=True)
 class BackwardHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_hook(
@@ -144,7 +144,7 @@ class BackwardHookAdded(WithInner):
         self.inner.register_full_backward_hook(lambda module, got, given: (got[0] * 0.25,))
 
 
-@case("e9", breaks=True)
+@case("e9")
 class BackwardPreHookReplaced(WithInner):
     def prepare(self) -> None:
         self.handle = self.inner.register_full_backward_pre_hook(
@@ -156,7 +156,7 @@ class BackwardPreHookReplaced(WithInner):
         self.inner.register_full_backward_pre_hook(lambda module, given: (given[0] * 3,))
 
 
-@case("e3", breaks=True)
+@case("e3")
 class BackwardHookCollects(WithInner):
     """Gradient statistics, as users keep them."""
 

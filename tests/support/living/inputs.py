@@ -178,15 +178,6 @@ class SavedOutputScaledWithoutGradient(EndsInTanh):
 
 
 @case("e8")
-class SavedOutputDataWritten(EndsInTanh):
-    """`.data` has a version of its own: eager computes with what is there."""
-
-    def write(self, out: Tensor, x: Tensor) -> Tensor:
-        out.data.mul_(0.5)
-        return out
-
-
-@case("e8")
 class DetachedOutputZeroed(EndsInTanh):
     def write(self, out: Tensor, x: Tensor) -> Tensor:
         out.detach().zero_()

@@ -118,7 +118,7 @@ class AccumulatedOverAChange(Shares):
         pass
 
 
-@case("mix")
+@case("mix", steady=False)
 class BackwardsInReverse(Shares):
     """Two calls, the later one's backward first, and other Python between them."""
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
 
-@case("e9")
+@case("e9", quick=True)
 class WeightsSwappedWithTheirAverage(Living):
     """As an average of weights is tried out: `.data` goes there and back."""
 
@@ -103,7 +103,7 @@ class HookBetweenForwardAndBackward(Living):
         handle.remove()
 
 
-@case("e9", breaks=True)
+@case("e9")
 class BackwardHookAfterTheForward(Living):
     """A hook on a module that comes after its forward has no effect on that backward."""
 
@@ -115,7 +115,7 @@ class BackwardHookAfterTheForward(Living):
         handle.remove()
 
 
-@case("e9")
+@case("e9", steady=False)
 class HookTakesItselfAway(Living):
     """A hook for one call: set before it, gone after it."""
 
@@ -237,7 +237,7 @@ class Doubled(nn.Module):
         return weight * 2
 
 
-@case("e17")
+@case("e17", steady=False)
 class ParametrizationCached(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class ArrayArgument(Living):
         return (data(step), numpy.linspace(0, step + 1, 12, dtype=numpy.float32)), {}
 
 
-@case("e10")
+@case("e10", quick=True)
 class FloatOfEachStep(Living):
     """A temperature that falls: another number in each step."""
 
@@ -317,7 +317,7 @@ class ReturnsMoreThanTensors(Living):
         self.extra = nn.Identity()
 
 
-@case("e8")
+@case("e8", shows=False)
 class OutputChangedInPlaceByTheCaller(Living):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)

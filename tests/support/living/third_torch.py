@@ -1,10 +1,9 @@
 """Settings of torch that choose kernels, and autograd's Python (third wave)."""
 
-import warnings
 from typing import Any
 
 import torch
-from support.living.cases import HIDDEN, OUT, WIDTH, Living, Note, case, data
+from support.living.cases import HIDDEN, Living, Note, case, data
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -20,7 +19,7 @@ class Attends(Living):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(64, HIDDEN)
 
 
-@case("e4")
+@case("e4", quick=True)
 class FlashAttentionSwitchedOff(Attends):
     """The switch for flash attention is read by torch's C++, out of sight of Python's guards."""
 
@@ -84,7 +83,7 @@ class MatmulPrecision(Living):
         torch.set_float32_matmul_precision("highest")
 
 
-@case("e4")
+@case("e4", quick=True)
 class FastPathOfAttention(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ class FunctionReadsAGlobal(WithFunction):
         GAIN["gain"] = 0.5
 
 
-@case("e4", refusal="this no longer holds")
+@case("e4", refusal="this no longer holds", quick=True)
 class GlobalOfAFunctionBeforeTheBackward(WithFunction):
     """What the backward reads changes after the forward: eager reads it then."""
 
@@ -220,7 +219,7 @@ class FunctionAsksWhatIsNeeded(Living):
         self.weight.requires_grad_(False)
 
 
-@case("")
+@case("", quick=True)
 class CheckpointedSequence(Living):
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +338,7 @@ class GradientOfAStoredAndUsedActivation(Living):
         self.h = None
 
 
-@case("e11", refusal="or its gradient was asked for")
+@case("e11", refusal="or its gradient was asked for", quick=True)
 class GradientOfAStoredActivationAlone(GradientOfAStoredAndUsedActivation):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)
@@ -348,33 +347,3 @@ class GradientOfAStoredActivationAlone(GradientOfAStoredAndUsedActivation):
         (gradient,) = torch.autograd.grad(loss, [self.h])
         note("gradients", gradient)
         self.h = None
-
-
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, OUT)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.layer(x))
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch.jit is deprecated, and used
-
-    @torch.jit.script
-    def gelu_by_hand(h: Tensor, gain: float) -> Tensor:
-        return h * 0.5 * (1.0 + torch.tanh(0.79788456 * (h + 0.044715 * h * h * h))) * gain
-
-
-@case("e17")
-class TorchScriptFunctionWithANumber(Living):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = 1.5
-
-    def middle(self, h: Tensor) -> Tensor:
-        return gelu_by_hand(h, self.gain)
-
-    def change(self) -> None:
-        self.gain = 0.5

@@ -137,6 +137,8 @@ def test_the_peak_of_a_schedule_with_transfers_names_its_step(problem, capsys):
     assert code == 0
     assert "1 value moved to host memory, " in out
     assert "ops wait " in out
+    assert " moved to the host, " in out.split("\n")[0]
+    assert " moved to the host; " in out
     code, _, _ = run(capsys, "report", "own.json", "s.json", "-o", "r.html", "--no-curve")
     assert code == 0
     page = Path("r.html").read_text(encoding="utf-8")

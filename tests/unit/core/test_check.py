@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rekindle.core import Op, Problem, Schedule, Value, check_problem, check_schedule
+from rekindle.core.problem import HostLink
 from rekindle.errors import InvalidProblem, InvalidSchedule
 
 # w (resident) -> f -> x -> relu (in place) -> y -> loss -> g -> b -> gw
@@ -31,6 +32,8 @@ def with_size(value_id, size):
     values[value_id] = Value("v", size)
     return replace(GOOD, values=tuple(values))
 
+
+OPAQUE = with_op(0, recomputable=False)
 
 BAD = {
     "negative size": (with_size(1, -1), "size of value 1 is -1"),
@@ -65,6 +68,16 @@ BAD = {
     "grad_of true": (with_op(3, grad_of=True), "grad_of of op 3 is True"),
     "held is no loss input": (replace(GOOD, held=(1,)), "value 1 is held but is not an input"),
     "held without loss": (with_op(2, phase=None), "value 2 is held"),
+    "pinned to no gradient": (replace(OPAQUE, pinned=((1, 2),)), "names an op that is the grad"),
+    "pinned, not once": (replace(GOOD, pinned=((0, 3),)), r"\[0, 3\] needs op 0 to run once"),
+    "pinned, not read": (replace(OPAQUE, pinned=((2, 3),)), "op 0 does not read value 2"),
+    "pinned value": (replace(OPAQUE, pinned=((9, 3),)), "pinned: 9 is not a value id"),
+    "pinned op": (replace(OPAQUE, pinned=((0, 9),)), "pinned: 9 is not an op id"),
+    "pinned twice": (replace(OPAQUE, pinned=((0, 3), (0, 3))), "a pair stands twice"),
+    "pinned and moved": (
+        replace(OPAQUE, pinned=((0, 3),), transfers=HostLink(1, 1, 0, 0)),
+        "has one or the other",
+    ),
     "inplace of unequal size": (with_size(2, 15), r"pair \[1, 2\] of op 1 has unequal sizes 16"),
     "inplace of others": (with_op(1, inplace=((3, 2),)), r"pair \[3, 2\] of op 1 is not an input"),
     "inplace resident": (with_op(3, inplace=((0, 4),)), "overwrites a resident value"),

@@ -211,7 +211,7 @@ def test_solvers_keep_the_contract(solver, problem):
         again = run_solver(solver, problem, budget, time_limit_s=20)
         assert again.schedule == solution.schedule
         if solution.schedule is None:
-            assert solution.status == Status.INFEASIBLE
+            assert solution.status is Status.TIME_LIMIT
             assert simulate(problem, solution.smallest).peak > budget
             continue
         trace = simulate(problem, solution.schedule)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.clocks import JumpingClock
 
+from rekindle import _native
 from rekindle.core import (
     Op,
     Problem,
@@ -20,12 +21,13 @@ from rekindle.core import (
     read_problem,
     simulate,
 )
-from rekindle.core.generate import random_problem
+from rekindle.core.generate import random_problem, transformer
 from rekindle.errors import SolverUnavailable
 from rekindle.solve import find_solver, listen, run_solver
 from rekindle.solve.backends.cpsat import _Worker
 from rekindle.solve.backends.mip import Outcome, solve_mip
 from rekindle.solve.base import unavailable, without_dead_ops
+from rekindle.solve.staged import moccasin
 from rekindle.solve.staged.checkmate import Checkmate, cheapest_staged
 from rekindle.solve.staged.checkmate_lp import CheckmateLP
 from rekindle.solve.staged.moccasin import Moccasin
@@ -121,7 +123,7 @@ def test_every_answer_holds(solver, seed):
     for budget in (max(1, peak * 2 // 3), peak):
         solution = run_solver(solver, problem, budget, time_limit_s=30)
         if solution.schedule is None:
-            assert solution.status is Status.INFEASIBLE
+            assert solution.status in (Status.INFEASIBLE, Status.TIME_LIMIT)
             continue
         check_schedule(problem, solution.schedule)
         trace = simulate(problem, solution.schedule)
@@ -328,3 +330,42 @@ def test_a_worker_that_dies_is_an_error_with_a_sentence(instances, monkeypatch):
     solution = run_solver(Moccasin(), problem, part_of_peak(problem, 80), time_limit_s=10)
     assert solution.status is Status.ERROR
     assert "ended" in solution.message
+
+
+@pytest.mark.slow
+def test_large_graphs_get_schedules_and_a_bound(instances):
+    """Phase 1 by heuristics, phase 2 on neighbourhoods: RL3 at 80 % took the paper half an hour
+    for 3.4 %."""
+    problem = read_problem(instances / "RL3.json")
+    whole = simulate(problem, keep_all(problem))
+    solution = run_solver(Moccasin(), problem, part_of_peak(problem, 80), time_limit_s=20)
+    assert solution.schedule is not None
+    assert simulate(problem, solution.schedule).cost <= 1.034 * whole.cost
+    assert whole.cost <= solution.bound
+    assert any("order" in note for note in solution.notes)
+
+
+def test_neighbourhoods_improve_what_they_begin_from(monkeypatch):
+    """By CP-SAT on parts alone: the start is the greedy walk's."""
+    problem = transformer(8)
+    budget = part_of_peak(problem, 50)
+    order = list(range(len(problem.ops)))
+    fits, ops = _native.evict(problem.native, order, budget, 10**5, 10.0)
+    assert fits
+    start = Schedule(tuple(ops))
+    monkeypatch.setattr(moccasin, "MOST_RUNS", 0)
+    solver = Moccasin(seeded=False, phase_1_share=0.0)
+    solution = run_solver(solver, problem, budget, time_limit_s=4, warm_start=start)
+    trace = simulate(problem, solution.schedule)
+    assert trace.peak <= budget
+    assert trace.cost < simulate(problem, start).cost
+
+
+def test_any_order_beyond_a_few_ops(instances):
+    """RL1 at 80 % costs 2.3 % in the listed order, and nothing in another."""
+    problem = read_problem(instances / "RL1.json")
+    solution = run_solver(
+        Moccasin(keep_order=False), problem, part_of_peak(problem, 80), time_limit_s=20
+    )
+    assert solution.status is Status.OPTIMAL
+    assert simulate(problem, solution.schedule).cost == sum(op.cost for op in problem.ops)

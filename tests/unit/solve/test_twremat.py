@@ -65,7 +65,7 @@ def test_a_graph_without_small_separators_ends_quickly_with_a_reason(monkeypatch
         solution = run_solver(TWRemat(), problem, int(plain.peak * 0.7))
     assert 0 < len(lengths) <= MOST_FILL_UPS
     assert max(lengths) <= TWRemat().max_length
-    assert solution.status is Status.INFEASIBLE
+    assert solution.status is Status.TIME_LIMIT
     assert "width" in solution.message
     assert simulate(problem, solution.smallest).peak < plain.peak
 

@@ -1,5 +1,6 @@
 """Random problems with everything the format allows, and random valid schedules of any problem."""
 
+from dataclasses import replace
 from random import Random
 
 from rekindle.core.problem import Op, Phase, Problem, Value
@@ -20,20 +21,39 @@ def random_problem(
     once: float = 0.1,
     loss: float = 0.5,
     dead: float = 0.1,
+    pinned: float = 0.0,
 ) -> Problem:
     """A valid problem of `num_ops` ops; each rate is the chance of its feature, 0.0 is never.
 
     `zeros`: a size or a cost is 0; `resident`: an op reads a resident value too; `multi_output`: an
     op makes a second or third value; `once`: an op may not run twice; `loss`: one op is the loss,
     ops before it are forward and after it backward, and some of its inputs are held; `dead`: a
-    value that nothing reads is not an output either.
+    value that nothing reads is not an output either; `pinned`: an op and a later one are the
+    forward and the backward of an opaque op, which holds some of what it has read.
     """
     rng = seed if isinstance(seed, Random) else Random(seed)
     # A generator that the caller hands in goes on where this one ends: one seed can draw many.
     name = "random" if isinstance(seed, Random) else f"random-{num_ops}-{seed}"
-    return _Drawing(rng, max_size, max_cost, zeros).problem(
+    problem = _Drawing(rng, max_size, max_cost, zeros).problem(
         name, num_ops, resident, multi_output, workspace, inplace, once, loss, dead
     )
+    return _with_pins(problem, rng, pinned) if pinned else problem
+
+
+def _with_pins(problem: Problem, rng: Random, rate: float) -> Problem:
+    ops = list(problem.ops)
+    pins: list[tuple[int, int]] = []
+    for forward in range(len(ops) - 1):
+        if not ops[forward].inputs or rng.random() >= rate:
+            continue
+        backward = rng.randrange(forward + 1, len(ops))
+        if any(i == backward for _, i in pins):
+            continue
+        ops[forward] = replace(ops[forward], recomputable=False)
+        ops[backward] = replace(ops[backward], recomputable=False, grad_of=forward)
+        reads = ops[forward].inputs
+        pins += [(v, backward) for v in rng.sample(reads, rng.randint(1, len(reads)))]
+    return replace(problem, ops=tuple(ops), pinned=tuple(pins))
 
 
 class _Drawing:

@@ -16,13 +16,16 @@ B.1); ops that must run once are moved and never added or removed.
   recompute chains in one go; `paper`, section 2.2, add, remove and rotate at random slots.
 - Several seeds from the start, then further from the best of them: `_stages`. Beyond a few
   thousand ops from a greedy schedule instead (`_Search.walk`).
+- Without a number of moves of its own, the stages are repeated, each time with twice the moves,
+  while that brings something and time is left (`_Search.goes_on`); as long as nothing is within the
+  budget, more rounds in vain are allowed.
 - `reorder` is B.2: only the order changes, no op runs twice. Before and after the annealing, a
   search over sets of ops (`cpp/search/order.h`, ours) finds and may prove the smallest peak of any
   order.
 
 `FastSA.as_published()` has the settings of D.4. Known limits: a heuristic; it proves nothing but
 that a schedule which runs every op once is optimal, and (`reorder`) that no order is within the
-budget, if it says so; else "infeasible" means nothing was found.
+budget.
 """
 
 import time
@@ -41,6 +44,10 @@ Objective = Literal["area", "product", "elu", "peak"] | Callable[[float, float],
 
 MAX_WIDTH = 4096  # sets of ops that go on side by side in the search for an order
 LARGE = 3000  # ops; beyond, there are too few moves per op to get far from keep-all
+# Rounds, each with twice the moves of the one before, that bring nothing before a search is given
+# up: with a schedule within the budget, and without one. NEARER: the share of what is missing by
+# which a smaller peak counts.
+IN_VAIN, IN_VAIN_WITHOUT, NEARER = 1, 5, 0.05
 ORDER_SETS = 15_000_000  # op sets looked at by `reorder`, times ops: some tenths of a second
 
 
@@ -63,7 +70,7 @@ class FastSA:
     moves: Literal["directed", "paper"] = "directed"
     grouping: bool = False
     smooth: bool = False
-    num_moves: int | None = None  # in all; None: by the number of ops, a few millions
+    num_moves: int | None = None  # in all; None: by the number of ops, in rounds that double
     num_seeds: int = 4
     num_threads: int = 1
     temperatures: tuple[float, float] | None = None  # None: as tuned; area: in mean op costs
@@ -112,9 +119,13 @@ class FastSA:
                 # D.4: ten moves on groups for each on single ops.
                 num_moves //= 11
             warm = self.grouping or (warm_start is not None and search.best is not None)
-            for stage in self._stages(warm, large):
-                if not search.done and (not stage.ratchet or search.best is None):
-                    self._run(search, stage, num_moves)
+            while True:
+                for stage in self._stages(warm, large):
+                    if not search.done and (not stage.ratchet or search.best is None):
+                        self._run(search, stage, num_moves)
+                if self.num_moves is not None or not search.goes_on():
+                    break
+                num_moves *= 2
         except KeyboardInterrupt:
             search.ended = "interrupt"
         return search.solution()
@@ -227,10 +238,15 @@ class Reorder:
         num_moves = self.num_moves or default_moves(problem) // 2
         try:
             search.order(min(num_moves, ORDER_SETS // max(1, len(problem.ops))))
-            for stage in stages:
-                if not search.done:
-                    objective = _native.Objective.area
-                    search.stage(stage, num_moves, objective=objective, reorder_only=True)
+            while True:
+                for stage in stages:
+                    if not search.done:
+                        objective = _native.Objective.area
+                        search.stage(stage, num_moves, objective=objective, reorder_only=True)
+                # With a schedule within the budget there is nothing to gain: all orders cost alike.
+                if self.num_moves is not None or search.best or not search.goes_on():
+                    break
+                num_moves *= 2
             search.order(min(num_moves, 3 * ORDER_SETS // max(1, len(problem.ops))))
         except KeyboardInterrupt:
             search.ended = "interrupt"
@@ -255,6 +271,24 @@ class _Search:
         self.cut = False  # some stage had no time for all of its moves
         self.proven = False  # no order without recomputation is within the budget
         self.runs = 0
+        self.rounds_in_vain = 0
+        self.before: tuple[int | None, int] | None = None  # best cost, smallest peak; a round ago
+
+    def goes_on(self) -> bool:
+        """Whether another round of all stages, with twice the moves, is worth its time."""
+        if self.done:
+            return False
+        assert self.smallest is not None
+        now = (self.best[0] if self.best is not None else None, self.smallest[0])
+        before, self.before = self.before, now
+        if before is not None:
+            cost, peak = before
+            if now[0] is None:
+                gained = peak - now[1] > NEARER * (peak - self.budget)
+            else:
+                gained = cost is None or now[0] < cost
+            self.rounds_in_vain = 0 if gained else self.rounds_in_vain + 1
+        return self.rounds_in_vain < (IN_VAIN if self.best is not None else IN_VAIN_WITHOUT)
 
     @property
     def done(self) -> bool:
@@ -356,6 +390,7 @@ class _Search:
             bound=self.bound,
             stopped_by=self._stopped_by(),
             proven_infeasible=self.proven,
+            space="orders without recomputation",
         )
 
     def _stopped_by(self) -> str:

@@ -26,9 +26,11 @@ In this order, each step only where the one before left something to gain:
    the plain order when hot and on from the best of these in steps; and large neighbourhoods: the
    recomputations of a part of the schedule are taken out and put back otherwise
    (`cpp/search/lns.cpp`), or one stretch after another is heated (`cpp/anneal/windows.h`).
+7. Where a gap is left that is not small, a bound over several moments, in whole numbers
+   (`_tighten`, `moment_chain`).
 
-Known limits: the bound sees one moment at a time, so at small budgets, where memory is short at
-many moments, the gap it leaves is not all real. Beyond some ten thousand ops the annealer only
+Known limits: where memory is short at many moments, the gap that the bound leaves is not all
+real. Beyond some ten thousand ops the annealer only
 polishes.
 """
 
@@ -51,8 +53,9 @@ from rekindle.solve.auto.rounds import (
     Round,
 )
 from rekindle.solve.base import best_solution, too_large, trivial_floor
-from rekindle.solve.lower_bound import best_bound
+from rekindle.solve.lower_bound import best_moment
 from rekindle.solve.min_budget import small_peaks
+from rekindle.solve.moment_chain import chain_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,11 @@ class _Search(Incumbent):
             return
         if self.best is None and not self.infeasible and problem.loss_op is not None:
             self._descend()
+        reserved = CHAIN_SHARE * self.left_s if self._wants_tightening else 0.0
+        self.deadline -= reserved
         self._improve()
+        self.deadline += reserved
+        self._tighten()
         if self.best is None:
             self._minimize_peak()
         if self.done:
@@ -155,9 +162,34 @@ class _Search(Incumbent):
 
     def _prove_bound(self) -> None:
         share = min(BOUND_S, 0.1 * self.left_s)
-        extra, infeasible = best_bound(self.problem, self.budget, share)
+        extra, infeasible, self.moment = best_moment(self.problem, self.budget, share)
         self.infeasible = infeasible
         self.bound = self.base_cost + extra
+
+    @property
+    def _wants_tightening(self) -> bool:
+        """Programs over several moments take seconds, so only where the gap is large, and not in a
+        search that was asked to be short."""
+        if self.best is None or self.infeasible or self.options.effort < CHAIN_EFFORT:
+            return False
+        gap = max(CHAIN_GAP, self.options.gap) * self.base_cost
+        return self.moment is not None and self.best[0] - self.bound > gap
+
+    def _tighten(self) -> None:
+        """Proves more, by programs over more and more moments."""
+        if not self._wants_tightening or self.stopped_by == "interrupt":
+            return
+        assert self.best is not None
+        assert self.moment is not None
+        elapsed_s = time.monotonic() - self.start
+        share = min(self.left_s, CHAIN_S, 0.1 * (self.deadline - self.start) + 0.3 * elapsed_s)
+        enough = self.best[0] - self.base_cost
+        found = chain_bound(self.problem, self.budget, self.moment, share, enough)
+        if found.schedule is not None:
+            self.offer(found.schedule.ops, "bound")
+        self.bound = max(self.bound, self.base_cost + found.extra)
+        if found.interrupted:
+            raise KeyboardInterrupt
 
     def _repair(self, schedule: Schedule) -> None:
         """A schedule above the budget, as it was for a larger one: annealing brings it below, which
@@ -334,6 +366,9 @@ class _Search(Incumbent):
         )
 
 
+# The bound over several moments: for gaps of more than this share of the keep-all cost, with this
+# share of the time limit kept for it, in a search that is not made short on purpose.
+CHAIN_GAP, CHAIN_SHARE, CHAIN_EFFORT, CHAIN_S = 3e-3, 0.15, 0.1, 30.0
 BOUND_S, SMALLEST_PEAK_S = 2.0, 3.0  # at most, whatever the time limit
 QUICK_STATES, MOST_STATES = 60_000, 1_500_000  # a tenth of a second, and a few seconds
 LARGER, STEPS_DOWN = (1.5, 2.25, 4.0, 8.0), 5  # budgets to come down from, and in how many steps

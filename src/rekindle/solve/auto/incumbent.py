@@ -41,6 +41,7 @@ class Incumbent:
     stopped_by: str = ""
     bound: int = 0
     infeasible: bool = False
+    moment: int | None = None  # whose first run gave the bound
     best: tuple[int, int, Schedule] | None = None  # cost, peak
     smallest: tuple[int, int, Schedule] | None = None  # peak, cost
     credits: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class Job:
     cap: int
     phase: Literal[1, 2]
     hint: tuple[int, ...] | None
-    max_runs: int
+    max_runs: tuple[int, ...]  # per op
     keep_order: bool
     precedence: str
     workers: int

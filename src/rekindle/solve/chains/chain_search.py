@@ -11,10 +11,9 @@ budget (`ChainSearch.prune`).
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from rekindle import _native
-from rekindle.core import Problem, Schedule, Solution, Status, keep_all
+from rekindle.core import Problem, Schedule, Solution, keep_all
 from rekindle.core.simulate import run_native
 from rekindle.partition.chain import Chain, find_chain
 from rekindle.solve.base import best_solution
@@ -125,7 +124,7 @@ class ChainSearch:
         # Every op that is not dead runs at least once, so their cost is a bound.
         bound = sum(op.cost for op in self.problem.ops)
         notes = (f"{len(self.chain)} blocks",)
-        solution = best_solution(
+        return best_solution(
             self.problem,
             self.budget,
             self.found,
@@ -134,9 +133,6 @@ class ChainSearch:
             stopped_by=self.stopped_by,
             notes=notes,
         )
-        if self.stopped_by and not solution.status.has_schedule:
-            return replace(solution, status=Status.TIME_LIMIT)
-        return solution
 
 
 def _adds_per_slot(num_blocks: int, rule: Rule) -> float:

@@ -14,7 +14,9 @@ it exists (`_Search.level`):
 3. Runs whose reduced cost alone takes the relaxation above the cap are left out
    (`_Search._worthwhile`).
 4. The rest is solved as a MIP. Its optimum, if within the cap, is the optimum of the space.
-A warm start bounds the cap from above: only what is cheaper is searched for.
+A warm start bounds the cap from above: only what is cheaper is searched for. Beyond some ten ops
+one is found by fast heuristics (`start_schedules`, ours), and the bound that holds for every order
+(`lower_bound`, ours) says below which cap nothing can be.
 
 Known limits. The number of runs grows with (number of ops)^2, so tight budgets on graphs of more
 than a few hundred ops end at the time limit. Optimality is HiGHS's: to about 1e-6 of the mean cost
@@ -32,6 +34,7 @@ from rekindle.core import Problem, Schedule, Solution, Status, keep_all, simulat
 from rekindle.solve.backends.mip import Backend, MIPResult, Outcome, solve_mip
 from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
+from rekindle.solve.lower_bound import best_bound
 from rekindle.solve.progress import Progress, report
 from rekindle.solve.staged.staged_milp import StagedModel
 from rekindle.solve.staged.staged_space import (
@@ -42,9 +45,11 @@ from rekindle.solve.staged.staged_space import (
     runs_for_kept,
     staged_like,
 )
+from rekindle.solve.staged.start_schedules import listed_starts
 
 SPACE = "schedules that keep the listed order, in stages"
 _TOLERANCE = 1e-6  # of the scaled objective: what HiGHS takes for zero
+FEW = 64  # ops: their models are solved in less time than a first schedule takes
 _MARGIN = 4e-6  # of the budget: above what HiGHS lets a row be violated by
 # 0.5 first, since what comes early is offered first; the ends find the leanest and the dearest.
 _THRESHOLDS = (0.5, 0.9, 0.7, 0.3, 0.1, 0.99, 0.01)
@@ -85,6 +90,7 @@ class Checkmate:
 
     backend: Backend = "auto"
     threads: int = 0  # 0: the library's choice
+    seeded: bool = True  # a first schedule by fast heuristics, and a first bound
 
     name: ClassVar[str] = "checkmate"
     requires: ClassVar[tuple[str, ...]] = ("highspy",)
@@ -102,17 +108,48 @@ class Checkmate:
         seed: int,
         warm_start: Schedule | None = None,
     ) -> Solution:
+        time_left = TimeLeft(time_limit_s)
+        least_extra = 0
+        if self.seeded and len(problem.ops) > FEW:
+            try:
+                start, least_extra = _first(problem, budget, time_left, seed, warm_start)
+            except KeyboardInterrupt:
+                result = StagedResult(None, 0, False, False, "interrupt")
+                return staged_solution(problem, budget, result, self.name, warm_start)
+        else:
+            start = warm_start
         result = cheapest_staged(
             problem,
             budget,
-            time_limit_s=time_limit_s,
+            time_limit_s=time_left(),
             seed=seed,
-            warm_start=warm_start,
+            warm_start=start,
             backend=self.backend,
             threads=self.threads,
             solver=self.name,
+            least_extra=least_extra,
         )
         return staged_solution(problem, budget, result, self.name, warm_start)
+
+
+def _first(
+    problem: Problem, budget: int, time_left: TimeLeft, seed: int, warm_start: Schedule | None
+) -> tuple[Schedule | None, int]:
+    """A schedule to begin with, the cheapest of the space if there is one, and the least extra cost
+    that is proven for every order."""
+    if simulate(problem, keep_all(problem)).peak <= budget or budget < trivial_floor(problem):
+        return warm_start, 0
+    extra, infeasible = best_bound(problem, budget, min(2.0, 0.05 * time_left()))
+    start = warm_start
+    least: int | None = None
+    if warm_start is not None and (inside := staged_like(problem, warm_start)) is not None:
+        trace = simulate(problem, inside)
+        least = trace.cost if trace.peak <= budget else None
+    for found in listed_starts(problem, budget, 0.1 * time_left(), seed):
+        cost = simulate(problem, found).cost
+        if least is None or cost < least:
+            start, least = found, cost
+    return start, 0 if infeasible else extra
 
 
 def staged_solution(
@@ -138,9 +175,10 @@ def staged_solution(
         stopped_by=result.stopped_by,
         notes=(f"optimality and bound: over {space}",),
         proven_infeasible=result.infeasible,
+        space=space,
     )
     if solution.schedule is None:
-        return without_schedule(problem, budget, solution)
+        return solution
     cost = simulate(problem, solution.schedule).cost
     if cost < result.bound:
         return solution
@@ -148,15 +186,6 @@ def staged_solution(
         message = f"proven optimal over {space}"
         return replace(solution, status=Status.OPTIMAL, bound=cost, message=message)
     return replace(solution, status=Status.FEASIBLE, bound=result.bound)
-
-
-def without_schedule(problem: Problem, budget: int, solution: Solution) -> Solution:
-    """A search that ended at its time limit with nothing says so, unless the budget is
-    infeasible by inspection."""
-    ended = solution.schedule is None and solution.stopped_by == "time limit"
-    if ended and budget >= trivial_floor(problem):
-        return replace(solution, status=Status.TIME_LIMIT, message="")
-    return solution
 
 
 def cheapest_staged(
@@ -170,12 +199,15 @@ def cheapest_staged(
     backend: Backend = "auto",
     threads: int = 0,
     solver: str = "checkmate",
+    least_extra: int = 0,
 ) -> StagedResult:
     """The cheapest staged schedule with a peak within `budget` (M_peak) and, while the loss op
-    runs, no more than `save_budget` (M_save) kept besides the loss op's outputs."""
+    runs, no more than `save_budget` (M_save) kept besides the loss op's outputs. `least_extra`:
+    proven before."""
     search = _Search(
         problem, budget, save_budget, seed, backend, threads, solver, TimeLeft(time_limit_s)
     )
+    search.least_extra = least_extra
     return search.run(warm_start)
 
 
@@ -221,7 +253,7 @@ class _Search:
         """Raises the cap until the best schedule is proven; True if there is none."""
         # A thousandth of the cost of all ops: good schedules cost little more than that, and under
         # a small cap few runs are left to consider.
-        cap = max(1, self.total // 1024)
+        cap = max(1, self.total // 1024, self.least_extra + self.least_extra // 8)
         while self.least_extra < self.best_extra:
             cap = min(cap, self.best_extra - 1)
             stages = Stages.of(self.problem, self.budget, cap=cap, save_budget=self.save_budget)

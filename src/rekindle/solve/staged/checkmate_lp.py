@@ -24,7 +24,7 @@ from rekindle.solve.backends.mip import LPResult, Outcome
 from rekindle.solve.base import best_solution, trivial_floor
 from rekindle.solve.deadline import OutOfTime, TimeLeft
 from rekindle.solve.progress import Progress, report
-from rekindle.solve.staged.checkmate import round_kept, without_schedule
+from rekindle.solve.staged.checkmate import round_kept
 from rekindle.solve.staged.staged_milp import StagedModel
 from rekindle.solve.staged.staged_space import Stages
 
@@ -85,7 +85,7 @@ class CheckmateLP:
             stopped_by = "time limit"
         # Every op runs at least once.
         bound = sum(op.cost for op in problem.ops)
-        solution = best_solution(
+        return best_solution(
             problem,
             budget,
             [schedule.ops for schedule in found],
@@ -93,7 +93,6 @@ class CheckmateLP:
             bound=bound,
             stopped_by=stopped_by,
         )
-        return without_schedule(problem, budget, solution)
 
     def _relaxed(
         self, problem: Problem, budget: int, time_left: TimeLeft

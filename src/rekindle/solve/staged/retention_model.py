@@ -31,7 +31,7 @@ class RetentionModel:
     """The constraint program: runs of ops, and the intervals over which values are kept."""
 
     stages: Stages
-    max_runs: int
+    max_runs: Sequence[int]  # per op: C_v
     keep_order: bool
     precedence: Precedence
     cp: Any = field(init=False)
@@ -48,11 +48,13 @@ class RetentionModel:
         self.cp = cp_model.CpModel()
         problem = self.stages.problem
         # Without stages a step is a place in one sequence, and there are no more places than runs.
-        num_runs = sum(1 if op.once else self.max_runs for op in problem.ops)
+        num_runs = sum(
+            1 if op.once else c for op, c in zip(problem.ops, self.max_runs, strict=True)
+        )
         # Stage t and op i give step n t + i: those with i > t stand for nothing.
         self.end = len(problem.ops) ** 2 if self.keep_order else num_runs
         costs = [op.cost for op in problem.ops]
-        self.cost_unit = _unit(costs, sum(costs) * self.max_runs)
+        self.cost_unit = _unit(costs, sum(costs) * max(self.max_runs, default=1))
         self.exact = all(cost % self.cost_unit == 0 for cost in costs)
         for i in range(len(problem.ops)):
             self._add_runs(i)
@@ -73,7 +75,7 @@ class RetentionModel:
         """(7), (6): the first run takes place; later ones may, each after the one before."""
         num_ops = len(self.stages.problem.ops)
         again = [int(t) for t in self.stages.runs[:, i].nonzero()[0]]
-        num_again = 0 if self.stages.problem.ops[i].once else self.max_runs - 1
+        num_again = 0 if self.stages.problem.ops[i].once else self.max_runs[i] - 1
         if self.keep_order:
             runs = [Run(True, self._step(i, i))]
             # More copies than stages that may run the op would only be symmetric to each other.
@@ -303,7 +305,7 @@ class RetentionModel:
             counts[i] = counts.get(i, 0) + 1
         if any(counts.get(i, 0) < 1 for i in range(len(self.runs))):
             return None
-        if any(count > self.max_runs for count in counts.values()):
+        if any(count > self.max_runs[i] for i, count in counts.items()):
             return None
         if not self.keep_order:
             return list(enumerate(schedule.ops))

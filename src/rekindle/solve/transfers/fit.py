@@ -16,7 +16,7 @@ Known limits: sends and fetches keep the order of their copies and readers; a va
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +40,23 @@ def fit(sequence: Sequence, budget: int) -> Schedule | None:
     return None if chosen is None else _Placing(sequence, budget, chosen).schedule()
 
 
+def _link_for(sequence: Sequence, gaps: Iterable[Gap]) -> HostLink:
+    """The link, without a host budget where all of these values together keep it: then no bytes
+    need be given back before the end."""
+    link = sequence.problem.transfers
+    assert link is not None
+    sizes = {gap.value_id: gap.size for gap in gaps}
+    if link.host_budget is not None and sum(sizes.values()) <= link.host_budget:
+        return replace(link, host_budget=None)
+    return link
+
+
 class _Choice:
     """Gaps as columns: the arrays have one entry per gap of the sequence."""
 
     def __init__(self, sequence: Sequence, budget: int) -> None:
-        assert sequence.problem.transfers is not None
         self.sequence, self.budget = sequence, budget
-        self.link: HostLink = sequence.problem.transfers
+        self.link = _link_for(sequence, sequence.gaps)
         self.horizon = int(sequence.begins[-1])
         gaps = sequence.gaps
         self.values = _column(g.value_id for g in gaps)
@@ -143,6 +153,9 @@ class _Choice:
             v, made, right = int(self.values[k]), int(self.made[k]), int(self.right[k])
             first, last = spans.get(v, (made, right))
             spans[v] = (min(first, made), max(last, right))
+        sizes = self.sequence.problem.values
+        if sum(sizes[v].size for v in spans) + int(self.sizes.max()) <= self.link.host_budget:
+            return np.ones(self.taken.size, bool)
         used = np.zeros(self.sequence.num_ops + 1, np.int64)
         for v, (first, last) in spans.items():
             used[first : last + 1] += self.sequence.problem.values[v].size
@@ -210,9 +223,8 @@ class _Placing:
     """One walk over the ops; `k` is the op before which, or behind which, transfers are put."""
 
     def __init__(self, sequence: Sequence, budget: int, chosen: list[Gap]) -> None:
-        assert sequence.problem.transfers is not None
         self.sequence, self.budget = sequence, budget
-        self.link: HostLink = sequence.problem.transfers
+        self.link = _link_for(sequence, chosen)
         self.gaps = sorted(chosen, key=lambda g: (g.right, g.left))
         sizes = _column(g.size for g in self.gaps)
         self.fetching = durations(self.link, sizes, self.link.from_host)

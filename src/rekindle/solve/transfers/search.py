@@ -94,10 +94,10 @@ def with_transfers(
 def _not_found(problem: Problem, budget: int, solution: Solution) -> Solution:
     """Neither way met the budget. A proof about recomputation alone is none about both, but that
     what one op reads and makes is more than the budget."""
-    if solution.status is not Status.INFEASIBLE or budget < trivial_floor(problem):
+    if solution.status is Status.ERROR or budget < trivial_floor(problem):
         return solution
     message = "no schedule within the budget was found, with values moved to the host or without"
-    return replace(solution, message=message, bound=None)
+    return replace(solution, status=Status.TIME_LIMIT, message=message, bound=None)
 
 
 def _too_large(problem: Problem) -> bool:
