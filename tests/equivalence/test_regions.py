@@ -19,8 +19,17 @@ from rekindle.errors import BudgetInfeasible, CaptureError
 from rekindle.runtime.managed_module import MissedPlanWarning
 
 NUM_STEPS = 4
-FAST = ("Printing", "LayerDrop", "EncoderDecoder", "UnusedOutputs")
-SLOW = ("ByNumpy", "ByData", "Looping", "Checkpointed", "Custom", "TwoWays")
+FAST = ("Printing", "LayerDrop")
+SLOW = (
+    "EncoderDecoder",
+    "UnusedOutputs",
+    "ByNumpy",
+    "ByData",
+    "Looping",
+    "Checkpointed",
+    "Custom",
+    "TwoWays",
+)
 
 
 def seed(number: int) -> None:
@@ -98,6 +107,7 @@ def test_equal_and_within_budget(name):
         assert managed.means[: len(eager.means)] == eager.means
 
 
+@pytest.mark.slow
 def test_live_bytes_are_the_simulated_ones():
     seed(0)
     model, args = models.Printing(), models.sample()
@@ -153,6 +163,7 @@ def test_nothing_is_left_on_the_model():
         managed(*models.sample())
 
 
+@pytest.mark.slow
 def test_an_error_of_the_model_is_its_own():
     class Failing(models.Stack):
         def forward(self, x: Tensor) -> Tensor:
