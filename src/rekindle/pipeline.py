@@ -324,7 +324,7 @@ def recorded(
         follower = Follower(Names(model, named_tensors((call.args, call.keywords), "args")))
         reading, returned = read(call, follower.ask)
         follower.returned, follower.losses = returned.tensors, returned.losses
-        joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
+        joint = capture(follower, reading.graph, reading.inputs)
     known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading
 

@@ -14,8 +14,12 @@ from rekindle.torch_compat import (
     FakeTensorMode,
     KeptAnswers,
     default_device,
+    expression_key,
     filling_stand_in,
+    fresh_like,
+    remade,
     run_below,
+    storage_bytes,
 )
 
 aten = torch.ops.aten
@@ -55,6 +59,8 @@ class FakeRuns:
         self.mode = mode
         self._answers = KeptAnswers(mode)
         self._known: dict[Any, Any] = {}  # short key -> what torch keeps, or None
+        # torch's own keys and answers cannot be told from here where they have symbols in them.
+        self._with_symbols = mode.shape_env is not None
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = run_below(self.mode, self._run, func, types, args, kwargs)
@@ -69,6 +75,12 @@ class FakeRuns:
         known = None if key is None else self._known.get(key, _MISSING)
         if known is None:
             return self.mode.dispatch(func, types, args, kwargs)
+        if self._with_symbols:
+            if known is _MISSING:
+                out = self.mode.dispatch(func, types, args, kwargs)
+                self._known[key] = fresh_like(out, (args, kwargs))
+                return out
+            return remade(self.mode, known)
         if known is _MISSING:
             out, self._known[key] = self._answers.ask(func, types, args, kwargs)
             return out
@@ -89,15 +101,19 @@ class FakeRuns:
                 raise _NoKey
             if arg.layout is not torch.strided or arg.is_quantized:
                 raise _NoKey
+            sizes = (*arg.shape, *arg.stride(), arg.storage_offset(), storage_bytes(arg))
+            if self._with_symbols:
+                sizes = tuple([expression_key(n) for n in sizes])
             return (
-                *(arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device),
-                *(arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg()),
-                arg.is_inference(),
+                *(arg.dtype, arg.fake_device, arg.requires_grad, arg.is_conj(), arg.is_neg()),
+                *(arg.is_inference(), *sizes),
             )
         if kind is tuple or kind is list:
             return (kind, *[self._part(a) for a in arg])
         if kind is dict:
             return (kind, *[(k, self._part(a)) for k, a in arg.items()])
+        if kind is torch.SymInt and self._with_symbols:
+            return (kind, expression_key(arg))
         if kind in _PLAIN:
             return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
         raise _NoKey

@@ -7,6 +7,8 @@ from torch import fx
 
 from rekindle.capture.node_facts import facts
 from rekindle.capture.random_streams import generators_of, left_alone
+from rekindle.capture.tensor_args import map_numbers
+from rekindle.torch_compat import hint_of
 
 
 def slice_of(
@@ -49,7 +51,8 @@ def run_slice(
                 real = reals[node].detach()
                 values[node] = real.clone() if facts(node).storage in written else real
                 continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            given = map_numbers(hint_of, (node.args, node.kwargs))
+            args, kwargs = fx.node.map_arg(given, values.__getitem__)
             values[node] = node.target(*args, **kwargs)
             for argument in node.all_input_nodes:
                 if last[argument] is node and argument not in wanted:

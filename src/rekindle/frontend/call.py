@@ -7,7 +7,7 @@ in one piece is refused by name.
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,16 @@ def as_loss_args(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def read(call: Call, ask: Ask) -> tuple[Reading, Returned]:
+Marks = Sequence[tuple[torch.Tensor, Sequence[int]]]  # arguments, and which of their sizes change
+
+
+def read(call: Call, ask: Ask, marks: Marks = ()) -> tuple[Reading, Returned]:
     """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data."""
     returned = Returned()
     adapt = functools.partial(answering, ask, _show, returned)
     entry = _call if call.loss_fn is None else _call_with_loss
     with _refusals(), outside_modes():
-        reading = _read_call(entry, call.scope, adapt)
+        reading = _read_call(entry, call.scope, adapt, marks)
     return reading, returned
 
 

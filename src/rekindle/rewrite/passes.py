@@ -221,6 +221,8 @@ def rewrite(
 
 
 def _applies(each: Pass, joint: JointGraph, fuse: bool) -> bool:
+    if joint.changing is not None and each.cuda:
+        return False  # its kernels are compiled, and tried, for one shape
     return (fuse or not each.fuses) and not (each.without_scalars and joint.scalars)
 
 

@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from torch import fx
 from rekindle.torch_compat.dynamo_answers import Unguarded
 from rekindle.torch_compat.prepared import Prepared
 from rekindle.torch_compat.running import outside_modes
+from rekindle.torch_compat.symbols import sizes_marked, symbols_go_on, tracing_symbols
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
 
@@ -53,6 +54,7 @@ class GraphInput:
 
     expression: str
     value: Any
+    stand_in: Any = None  # what Dynamo read it as: a tensor without data, or a symbolic size
 
 
 class CallGuards:
@@ -159,6 +161,7 @@ class Reading:
     replay: Callable[[Callable[..., Any]], Callable[..., Any]]  # of what runs the graph
     # Aspects of inputs that were read and that no guard is about: (input, attribute, value).
     asked: tuple[tuple[int, str, Any], ...]
+    symbols: Any = None  # of sizes that change, where some were marked
 
 
 # What each release leaves out by default, to check less at each call.
@@ -192,9 +195,11 @@ def read_call(
     function: Callable[..., Any],
     scope: Mapping[str, Any],
     adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
+    marks: Sequence[tuple[torch.Tensor, Sequence[int]]] = (),
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
-    changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
+    changes to Dynamo that hold while it reads, and gives what was read and is not guarded.
+    `marks`: dimensions of tensors whose sizes change."""
     import torch._dynamo as dynamo
     from torch._dynamo import convert_frame
     from torch._dynamo.exc import TorchDynamoException
@@ -205,10 +210,10 @@ def read_call(
     known = function.__globals__
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": function.__module__}
     namespace.update({name: known[name] for name in code.co_names if name in known})
-    found: list[tuple[fx.GraphModule, tuple[GraphInput, ...]]] = []
+    found: list[tuple[fx.GraphModule, tuple[GraphInput, ...], Any]] = []
 
     def backend(graph: fx.GraphModule, _examples: Any) -> Any:
-        found.append((graph, _inputs(graph.graph)))
+        found.append((graph, _inputs(graph.graph), tracing_symbols() if marks else None))
         return _placeholder
 
     config = dynamo.config
@@ -221,6 +226,7 @@ def read_call(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
+        stack.enter_context(sizes_marked(marks))
         unguarded = stack.enter_context(adapt())
         stack.enter_context(dynamo.utils.get_metrics_context())
         stack.enter_context(dynamo.utils.dynamo_timed("rekindle", log_pt2_compile_event=True))
@@ -243,7 +249,9 @@ def read_call(
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
         return Reading(empty, (), guards, lambda _run: types.FunctionType(bytecode, namespace), ())
-    graph, inputs = found[-1]
+    graph, inputs, symbols = found[-1]
+    if symbols is not None:
+        symbols_go_on(symbols)
     index = {given.expression: i for i, given in enumerate(inputs)}
     asked = tuple(
         (index[name], a, v) for (name, a), v in unguarded.aspects.items() if name in index
@@ -253,7 +261,7 @@ def read_call(
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
         return types.FunctionType(bytecode, {**namespace, name: run}, closure=None)
 
-    return Reading(graph, inputs, guards, replay, asked)
+    return Reading(graph, inputs, guards, replay, asked, symbols)
 
 
 def _empty_graph() -> fx.Graph:
@@ -275,7 +283,8 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
         if node.op == "placeholder":
             argument = node.meta["grapharg"]
             name = argument.source.name
-            found.append(GraphInput(name() if callable(name) else name, argument.example))
+            expression = name() if callable(name) else name
+            found.append(GraphInput(expression, argument.example, node.meta.get("example_value")))
     return tuple(found)
 
 
