@@ -15,6 +15,7 @@ from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
     Budget,
+    Dynamic,
     OnMiss,
     Options,
     Patterns,
@@ -102,6 +103,7 @@ def rematerialize(
     inplace: bool = False,
     on_miss: OnMiss = DEFAULTS.on_miss,
     max_plans: int = DEFAULTS.max_plans,
+    dynamic: Dynamic = DEFAULTS.dynamic,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
     loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,

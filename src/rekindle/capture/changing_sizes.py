@@ -17,6 +17,7 @@ from rekindle.torch_compat import (
     conditions_of,
     expression_key,
     free_symbols,
+    has_symbols,
     hint_of,
     is_symbolic,
     num_guards,
@@ -24,6 +25,7 @@ from rekindle.torch_compat import (
     symbol_name,
 )
 
+number_key = expression_key  # equal for numbers that are equal for all sizes
 Sizes = tuple[int, ...]  # of one call, as `ChangingSizes.names` counts them
 
 
@@ -118,6 +120,24 @@ def as_refusal(error: Exception) -> str:
     return f"torch cannot follow them ({type(error).__name__}: {line[:200]})"
 
 
-def shape_of(tensor: torch.Tensor, at: SizesAt | None) -> tuple[int, ...]:
-    """The shape of a stand-in for given sizes."""
-    return tuple(tensor.shape) if at is None else tuple(map(at.number, tensor.shape))
+def strides_key(stand_ins: Sequence[torch.Tensor], reals: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for tensors that lie in memory in the same order, whatever their sizes."""
+    pairs = zip(stand_ins, reals, strict=True)
+    return tuple([
+        None if real is None else tuple(map(expression_key, stride_like(stand_in, real)))
+        for stand_in, real in pairs
+    ])
+
+
+def stride_like(stand_in: torch.Tensor, real: torch.Tensor) -> tuple[Any, ...]:
+    """Strides for a stand-in, in the order in which a real tensor of its kind lies in memory: whole
+    numbers, but for those that hang on sizes which change. Dimensions that are expanded stay so."""
+    if not has_symbols(stand_in):
+        return tuple(real.stride())
+    found: list[Any] = [0] * real.dim()
+    expected: Any = 1
+    for d in sorted(range(real.dim()), key=lambda d: (real.stride(d), -d)):
+        if real.stride(d) or real.size(d) == 1:
+            found[d] = expected
+            expected = expected * stand_in.size(d)
+    return tuple(found)

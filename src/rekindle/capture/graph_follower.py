@@ -149,14 +149,14 @@ class Follower:
 
     def enter(self, node: fx.Node, real: Any, read_as: Any) -> Any:
         """What stands in for an input of the graph."""
-        if self.symbols is not None and is_symbolic(read_as):
-            return read_as  # a size, which is no tensor of the record
+        if is_symbolic(read_as):  # a size, which is no tensor of the record
+            return real if self.symbols is None else read_as
         if not isinstance(real, torch.Tensor):
             real = torch.tensor(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
         with outside_modes():
-            fake = _fake(self.recorder, real, read_as)
+            fake = _fake(self.recorder, real, None if self.symbols is None else read_as)
         index = self._number.get(kind, 0)
         self._number[kind] = index + 1
         data = None if isinstance(real, FakeTensor) or real.is_meta else real

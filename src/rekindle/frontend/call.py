@@ -18,7 +18,6 @@ from rekindle.frontend.words import reason
 from rekindle.torch_compat import (
     Ask,
     GraphBreak,
-    GraphInput,
     Reading,
     Returned,
     answering,
@@ -26,7 +25,9 @@ from rekindle.torch_compat import (
 )
 from rekindle.torch_compat import read_call as _read_call
 
-__all__ = ["LOSS_ARGS", "Ask", "Call", "GraphInput", "Reading", "as_loss_args", "call_of", "read"]
+__all__ = ["LOSS_ARGS", "Ask", "Call", "Marks", "Reading", "as_loss_args", "call_of", "read"]
+
+Marks = Sequence[tuple[torch.Tensor, Sequence[int]]]  # arguments, and which of their sizes change
 
 LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
 
@@ -81,9 +82,6 @@ def as_loss_args(given: Any) -> tuple[Any, ...]:
     if isinstance(given, torch.Tensor):
         raise TypeError("loss_args is a tensor; expected a tuple, such as loss_args=(target,)")
     return tuple(given)
-
-
-Marks = Sequence[tuple[torch.Tensor, Sequence[int]]]  # arguments, and which of their sizes change
 
 
 def read(call: Call, ask: Ask, marks: Marks = ()) -> tuple[Reading, Returned]:

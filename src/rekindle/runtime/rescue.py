@@ -72,7 +72,7 @@ class Rescue:
             for generator, state in self.streams:
                 generator.set_state(state)
             with torch.no_grad():
-                again = type(step)(residents)
+                again = type(step)(residents, step.sizes)
                 del runner.forward(again)[:]
                 device = runner.device
                 again.tangents = [
@@ -115,7 +115,7 @@ def repeat_forward(other: "Runner", step: "Step") -> list[Any]:
     assert step.rescue is not None
     step.rescue.restore(step.residents)
     _empty_cache(other.device)
-    return other(step.residents)
+    return other(step.residents, step.sizes)
 
 
 def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int) -> None:
