@@ -28,8 +28,10 @@ def disagreement(changing: JointGraph, plain: JointGraph, sizes: Sizes) -> str |
             return f"{b.target} at {facts(b).where or facts(b).module or 'the begin'}"
     if [mine[n] for n in changing.outputs] != [theirs[n] for n in plain.outputs]:
         return "the outputs"
-    pairs = [[(number[a], number[b]) for a, b in graph.gradients]
-             for number, graph in ((mine, changing), (theirs, plain))]
+    pairs = [
+        [(number[a], number[b]) for a, b in graph.gradients]
+        for number, graph in ((mine, changing), (theirs, plain))
+    ]
     return None if pairs[0] == pairs[1] else "the gradients"
 
 

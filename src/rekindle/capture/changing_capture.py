@@ -18,8 +18,8 @@ def capture_changing(
     plain_follower: Callable[[], Follower],
     others: tuple[JointGraph, ...],
 ) -> JointGraph:
-    """The joint graph of a call that was read with symbols. Raises where, for the sizes of this call
-    or for those of `others`, it is not what is captured without symbols."""
+    """The joint graph of a call that was read with symbols. Raises where, for the sizes of this
+    call or for those of `others`, it is not what is captured without symbols."""
     joint = capture(follower, reading.graph, reading.inputs, reading.symbols)
     assert joint.changing is not None
     inputs = [GraphInput(i.expression, hint_of(i.value), i.stand_in) for i in reading.inputs]

@@ -123,10 +123,12 @@ def as_refusal(error: Exception) -> str:
 def strides_key(stand_ins: Sequence[torch.Tensor], reals: Sequence[Any]) -> tuple[Any, ...]:
     """Equal for tensors that lie in memory in the same order, whatever their sizes."""
     pairs = zip(stand_ins, reals, strict=True)
-    return tuple([
-        None if real is None else tuple(map(expression_key, stride_like(stand_in, real)))
-        for stand_in, real in pairs
-    ])
+    return tuple(
+        [
+            None if real is None else tuple(map(expression_key, stride_like(stand_in, real)))
+            for stand_in, real in pairs
+        ]
+    )
 
 
 def stride_like(stand_in: torch.Tensor, real: torch.Tensor) -> tuple[Any, ...]:

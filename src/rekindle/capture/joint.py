@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from rekindle.capture.autocast import autocast_as
-from rekindle.capture.changing_sizes import ChangingSizes, changing_sizes
 from rekindle.capture.autograd_marks import refuse_marks, shown_arguments
+from rekindle.capture.changing_sizes import ChangingSizes, changing_sizes
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text

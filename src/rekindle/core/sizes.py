@@ -1,9 +1,9 @@
 """Whole numbers that follow from the sizes of a call: expressions over named sizes, such as
 `8*length` or `(2*length + 511)//512*512`, and conditions on those sizes.
 
-Both are text in a small part of Python: whole numbers, names, arithmetic, `max` and `min`; conditions
-compare and combine. Everything else is refused before anything is compiled, since text may come from
-a file. What is compiled once is evaluated for one call in well under a microsecond a number.
+Both are text in a small part of Python: whole numbers, names, arithmetic, `max` and `min`;
+conditions compare and combine. Everything else is refused before anything is compiled. What is
+compiled once is evaluated for one call in well under a microsecond a number.
 """
 
 import ast

@@ -8,7 +8,7 @@ measured to the estimate is drawn as a line.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -41,7 +41,8 @@ class ChangingCosts:
         self.which: list[int] = []
         self.nodes: list[fx.Node] = []  # one for each distinct call
         self.known: list[Known] = []
-        keys, seen = QuickKeys(with_symbols=True), {}
+        keys = QuickKeys(with_symbols=True)
+        seen: dict[Hashable, int] = {}
         for node in nodes:
             if node.op != "call_function":
                 continue
@@ -96,7 +97,8 @@ def _scaled(measured: Sequence[tuple[OpProfile, OpProfile]], like: OpProfile, na
     above = [p for p in points if p[0] >= x][:1] or points[-1:]
     (x0, r0), (x1, r1) = below[0], above[0]
     share = 0.0 if x1 <= x0 else (x - x0) / (x1 - x0)
-    return round(x * (r0 + share * (r1 - r0)))
+    found: int = round(x * (r0 + share * (r1 - r0)))
+    return found
 
 
 def _workspace(op: OpProfile, estimated: OpProfile, like: OpProfile) -> int:

@@ -58,13 +58,15 @@ class Formulation:
         sizes = _sizes(self.program, profile, at)
         values = tuple([Value(v.name, n) for v, n in zip(self.problem.values, sizes, strict=True)])
         numbers = [_numbers(nodes, profile) for nodes in self.charged]
-        ops = tuple([
-            Op(
-                *(op.name, cost, op.inputs, op.outputs, workspace),
-                *(op.recomputable, op.inplace, op.phase, op.grad_of),
-            )
-            for op, (cost, workspace) in zip(self.problem.ops, numbers, strict=True)
-        ])
+        ops = tuple(
+            [
+                Op(
+                    *(op.name, cost, op.inputs, op.outputs, workspace),
+                    *(op.recomputable, op.inplace, op.phase, op.grad_of),
+                )
+                for op, (cost, workspace) in zip(self.problem.ops, numbers, strict=True)
+            ]
+        )
         return replace(self.problem, values=values, ops=ops)
 
 

@@ -274,6 +274,9 @@ def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> No
     wanted, runner.wanted = runner.wanted, None
     sample, same_ops = sample_of(wanted.joint, inputs), wanted.twin is not None
     try:
+        if isinstance(entry, FamilyEntry):
+            entry.family = entry.family.for_gradients(wanted.joint, entry.sizes, sample)
+            return
         plan = manager.plan_joint(wanted.joint, entry.plan, sample, same_ops=same_ops)
     except BudgetInfeasible as error:
         _say(

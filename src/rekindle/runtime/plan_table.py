@@ -210,7 +210,7 @@ class Manager:
         correct_plan: Callable[[Any, Excess | int, int], Any],
         max_plans: int,
         make_family: MakeFamily | None = None,
-        dynamic: DynamicDims | None = None,
+        dynamic: Mapping[str, Any] | None = None,
     ) -> None:
         self.on_miss = on_miss
         self.make_family = make_family  # None: sizes are as planned, or another plan's
@@ -308,7 +308,7 @@ class Manager:
         if not marks or key in self.refused:
             return None
         self.num_families += 1
-        made = self.make_family(model, call, marks, self.entries, self.first)
+        made = self.make_family(model, call, marks, self.entries, self.first, self.dynamic)
         if made is None:
             self.refused.add(key)
             return None

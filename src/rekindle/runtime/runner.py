@@ -168,9 +168,7 @@ class Runner:
         """The inputs of the call's graph and constants, as `placeholders` counts them."""
         return [inputs[i] if given else self.joint.constants[i] for given, i in self.origins]
 
-    def broken_assumption(
-        self, residents: Sequence[torch.Tensor], sizes: Sizes = ()
-    ) -> str | None:
+    def broken_assumption(self, residents: Sequence[torch.Tensor], sizes: Sizes = ()) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
         if self.guards.run is None:
             return None

@@ -1,6 +1,6 @@
 """What a managed module runs for a call whose sizes a family of plans covers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from rekindle.capture.changing_sizes import ChangingSizes, Sizes
 from rekindle.errors import CaptureError
 from rekindle.frontend import Reading
 
-DynamicDims = Mapping[str, Sequence[int]]  # argument -> its dimensions whose sizes change
+DynamicDims = Mapping[str, Collection[int]]  # argument -> its dimensions whose sizes change
 
 
 @dataclass(frozen=True, slots=True)

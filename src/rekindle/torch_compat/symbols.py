@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from sympy import sympify
+from sympy import sympify  # type: ignore[import-untyped]
 from torch._guards import TracingContext
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.printers import PythonPrinter
@@ -118,13 +118,15 @@ def symbols_go_on(shape_env: Any) -> None:
 def sizes_marked(marks: Iterable[tuple[torch.Tensor, Sequence[int]]]) -> Iterator[None]:
     """Inside, Dynamo takes these dimensions of these tensors as sizes that change."""
     name = "_dynamo_weak_dynamic_indices"
-    marked = [tensor for tensor, dims in marks if setattr(tensor, name, set(dims)) is None]
+    marked = []
     try:
+        for tensor, dims in marks:
+            setattr(tensor, name, set(dims))
+            marked.append(tensor)
         yield
     finally:
         for tensor in marked:
-            if hasattr(tensor, name):
-                delattr(tensor, name)
+            delattr(tensor, name)
 
 
 def size_text(number: Any) -> str:
@@ -158,7 +160,7 @@ def conditions_of(shape_env: Any, names: Sequence[str]) -> tuple[str, ...]:
     if shape_env.deferred_runtime_asserts:
         raise NotASize("a size that depends on data")
     printer = _Printer()
-    found = {}
+    found: dict[str, None] = {}
     ranges = {str(symbol): limits for symbol, limits in shape_env.var_to_range.items()}
     for name in names:
         for limit, sign in ((ranges[name].lower, ">="), (ranges[name].upper, "<=")):
