@@ -9,7 +9,7 @@ from rekindle.capture.graph_follower import Follower
 from rekindle.capture.joint import JointGraph, capture
 from rekindle.capture.node_facts import facts, source_of
 from rekindle.errors import CaptureError
-from rekindle.torch_compat import GraphInput, Reading, hint_of
+from rekindle.torch_compat import GraphInput, NotASize, Reading, hint_of, pinned
 
 
 def capture_changing(
@@ -21,11 +21,16 @@ def capture_changing(
     """The joint graph of a call that was read with symbols. Raises where, for the sizes of this
     call or for those of `others`, it is not what is captured without symbols."""
     joint = capture(follower, reading.graph, reading.inputs, reading.symbols)
-    assert joint.changing is not None
+    changing = joint.changing
+    assert changing is not None
+    if all(pinned(changing.symbols, name) for name in changing.names):
+        raise NotASize("what runs is for these sizes alone")
     inputs = [GraphInput(i.expression, hint_of(i.value), i.stand_in) for i in reading.inputs]
     plain = capture(plain_follower(), reading.graph, inputs)
     seen = [(joint.changing.traced, plain)]
     for other in others:
+        if [s.value for s in other.scalars] != [s.value for s in joint.scalars]:
+            continue  # its data led another way
         sizes = _sizes_of(joint, other)
         if sizes is not None and joint.changing.conditions().hold(sizes):
             seen.append((sizes, other))

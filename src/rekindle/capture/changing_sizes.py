@@ -111,7 +111,7 @@ def changing_sizes(symbols: Any, inputs: Sequence[GraphInput]) -> ChangingSizes:
 def as_refusal(error: Exception) -> str:
     """Why sizes cannot change in one plan, for a person."""
     if isinstance(error, NotASize):
-        return f"a number of the step is no plain expression over sizes ({error})"
+        return f"no plan covers more than one of them: {error}"
     if isinstance(error, InvalidProblem):
         return f"a number of the step cannot be written down: {error}"
     if isinstance(error, CaptureError):

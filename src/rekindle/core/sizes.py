@@ -21,7 +21,7 @@ _LOGIC = (
     *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
     *(ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Div),
 )
-_FUNCTIONS = {"max": max, "min": min}
+_FUNCTIONS = {"max": max, "min": min, "float": float}
 _NO_BUILTINS: Mapping[str, Any] = {"__builtins__": {}, **_FUNCTIONS}
 
 
@@ -43,7 +43,7 @@ def check_expression(text: str, names: Sequence[str], *, condition: bool = False
         if isinstance(node, ast.Name):
             known = node.id in names or node.id in _FUNCTIONS
         elif isinstance(node, ast.Constant):
-            known = type(node.value) in ((int, bool) if condition else (int,))
+            known = type(node.value) in ((int, bool, float) if condition else (int,))
         elif isinstance(node, ast.Call):
             known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
             known = known and not node.keywords

@@ -227,7 +227,10 @@ def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
             found = manager.add(plan, call.args, call.keywords)
         if found is not None:
-            return _run(manager, found, scope)
+            try:
+                return _run(manager, found, scope)
+            except BudgetInfeasible as error:
+                return _no_plan(manager, call, error)
     return _missed(model, manager, call, reason)
 
 

@@ -6,6 +6,7 @@ at each call, once the guards hold.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from rekindle.runtime.shape_table import DynamicDims, changing_dims, sizes_reade
 from rekindle.runtime.step_watch import Excess
 
 _MOST_FAMILIES = 4  # of one managed module
+_MOST_REFUSED = 2  # tries for the same dimensions; one may have met a size that is an exception
 _MOST_READ_AGAIN = 8  # of one managed module: a counter that forward reads is new at each call
 log = logging.getLogger("rekindle")
 
@@ -215,7 +217,7 @@ class Manager:
         self.on_miss = on_miss
         self.make_family = make_family  # None: sizes are as planned, or another plan's
         self.dynamic = dynamic or {}  # argument -> dimensions that were said to change
-        self.refused: set[Any] = set()  # dimensions for which there is no family
+        self.refused: Counter[Any] = Counter()  # dimensions, and how often there was no family
         self.num_families = 0
         self.make_plan = make_plan
         self.plan_joint = plan_joint
@@ -237,7 +239,7 @@ class Manager:
             *(self.loss_fn, self.correct_plan, self.max_plans),
             *(self.make_family, self.dynamic),
         )
-        new.refused, new.num_families = set(self.refused), self.num_families
+        new.refused, new.num_families = Counter(self.refused), self.num_families
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
         new.num_made = self.num_made
@@ -305,13 +307,13 @@ class Manager:
         layouts = input_layouts(call.args, call.keywords)
         marks = changing_dims(layouts, self.entries, self.dynamic)
         key = tuple(sorted((name, tuple(sorted(dims))) for name, dims in marks.items()))
-        if not marks or key in self.refused:
+        if not marks or self.refused[key] >= _MOST_REFUSED:
             return None
-        self.num_families += 1
         made = self.make_family(model, call, marks, self.entries, self.first, self.dynamic)
         if made is None:
-            self.refused.add(key)
+            self.refused[key] += 1
             return None
+        self.num_families += 1
         family, reading, sizes = made
         self._make_room()
         entry = FamilyEntry(family, reading, layouts, self.num_made, sizes, marks)

@@ -41,6 +41,12 @@ class _Printer(PythonPrinter):  # type: ignore[misc]
 
     _print_PythonMod = _print_Mod
 
+    def _print_ToFloat(self, expr: Any) -> str:
+        return f"float({self._print(expr.args[0])})"
+
+    def _print_Float(self, expr: Any) -> str:
+        return repr(float(expr))
+
 
 def is_symbolic(number: object) -> bool:
     """Whether a number hangs on sizes that change."""
@@ -134,16 +140,42 @@ def size_text(number: Any) -> str:
     if not isinstance(number, SYMBOLIC):
         return repr(number)
     expression = number.node.shape_env.replace(number.node.expr)
-    if isinstance(number, torch.SymInt) and not expression.is_integer:
+    whole = isinstance(number, torch.SymInt)
+    if not (expression.is_integer if whole else _rounds_once(expression)):
         raise NotASize(str(expression))
     return str(_Printer().doprint(expression))
 
 
+def _rounds_once(expression: Any) -> bool:
+    """Whether a float is a quotient of whole numbers, or one of them: sums and products of floats
+    may have been put in another order, which changes their last bits."""
+    if expression.is_number or expression.is_integer:
+        return True
+    kind = type(expression).__name__
+    if kind not in ("ToFloat", "IntTrueDiv", "FloatTrueDiv"):
+        return False
+    return all(
+        part.is_number or part.is_integer or (kind == "FloatTrueDiv" and _is_float_of_whole(part))
+        for part in expression.args
+    )
+
+
+def _is_float_of_whole(expression: Any) -> bool:
+    return type(expression).__name__ == "ToFloat" and bool(expression.args[0].is_integer)
+
+
+def pinned(shape_env: Any, name: str) -> bool:
+    """Whether a symbol was decided to be one number."""
+    symbols = {str(symbol): symbol for symbol in shape_env.var_to_range}
+    return bool(shape_env.replace(symbols[name]).is_number)
+
+
 def symbol_name(number: Any) -> str | None:
-    """The name of a number that is a symbol of its own."""
+    """The name of a number that is a symbol of its own, or was before it was found equal to
+    another number."""
     if not isinstance(number, torch.SymInt):
         return None
-    expression = number.node.expr
+    expression = number.node._expr
     return str(expression) if expression.is_Symbol else None
 
 
@@ -151,7 +183,7 @@ def free_symbols(number: Any) -> set[str]:
     """The names of the symbols in a number."""
     if not isinstance(number, SYMBOLIC):
         return set()
-    return {str(symbol) for symbol in number.node.expr.free_symbols}
+    return {str(symbol) for symbol in number.node._expr.free_symbols}
 
 
 def conditions_of(shape_env: Any, names: Sequence[str]) -> tuple[str, ...]:
