@@ -11,56 +11,72 @@ from torch import fx
 
 from rekindle.capture.changing_sizes import Sizes, SizesAt
 from rekindle.capture.joint import JointGraph
-from rekindle.capture.node_facts import facts
+from rekindle.capture.node_facts import facts, source_of
 from rekindle.torch_compat import is_overload, pytree, storage_bytes
 
 
 def disagreement(changing: JointGraph, plain: JointGraph, sizes: Sizes) -> str | None:
     """None, or where the first graph differs for these sizes from the second, which has them."""
     assert changing.changing is not None
-    at = changing.changing.at(sizes)
-    if len(changing.nodes) != len(plain.nodes):
-        return f"{len(plain.nodes)} calls, where {len(changing.nodes)} are expected"
-    mine = {node: i for i, node in enumerate(changing.nodes)}
-    theirs = {node: i for i, node in enumerate(plain.nodes)}
-    for a, b in zip(changing.nodes, plain.nodes, strict=True):
-        if _told(a, mine, at) != _told(b, theirs, None):
-            return f"{b.target} at {facts(b).where or facts(b).module or 'the begin'}"
-    if [mine[n] for n in changing.outputs] != [theirs[n] for n in plain.outputs]:
-        return "the outputs"
-    pairs = [
-        [(number[a], number[b]) for a, b in graph.gradients]
-        for number, graph in ((mine, changing), (theirs, plain))
-    ]
-    return None if pairs[0] == pairs[1] else "the gradients"
+    mine, theirs = _Side(changing, changing.changing.at(sizes)), _Side(plain, None)
+    if mine.inputs != theirs.inputs:
+        return "the arguments, parameters or buffers that are read"
+    for a, b in zip(mine.calls, theirs.calls, strict=False):
+        if a.target != b.target or mine.told(a) != theirs.told(b):
+            place = facts(b).where or facts(b).module or "the begin"
+            return f"{b.target} at {place}, not {a.target}"
+    if len(mine.calls) != len(theirs.calls):
+        return f"{len(theirs.calls)} calls, not {len(mine.calls)}"
+    return None if mine.results == theirs.results else "the outputs or the gradients"
 
 
-def _told(node: fx.Node, number: dict[fx.Node, int], at: SizesAt | None) -> tuple[Any, ...]:
-    known = facts(node)
+class _Side:
+    """A graph as it can be compared: inputs by name, since they stand in the order in which they
+    were first read, and calls by their place."""
 
-    def resolved(value: Any) -> Any:
-        return value if at is None else at.numbers(value)
+    def __init__(self, joint: JointGraph, at: SizesAt | None) -> None:
+        self.at = at
+        entering = [n for n in joint.nodes if n.op == "placeholder"]
+        self.calls = [n for n in joint.nodes if n.op != "placeholder"]
+        self.name: dict[fx.Node, Any] = {n: i for i, n in enumerate(self.calls)}
+        for node in entering:
+            source = source_of(node)
+            self.name[node] = (source.kind, source.name)
+        self.storages: dict[int, Any] = {}
+        for node in sorted(entering, key=lambda n: str(self.name[n])) + self.calls:
+            self.storages.setdefault(facts(node).storage, self.name[node])
+        self.inputs = {
+            self.name[n]: (self.tensor(facts(n).value), self.storages[facts(n).storage])
+            for n in entering
+        }
+        self.results = (
+            [self.name[n] for n in joint.outputs],
+            sorted([(str(self.name[a]), self.name[b]) for a, b in joint.gradients], key=str),
+        )
 
-    def argument(leaf: Any) -> Any:
-        if isinstance(leaf, fx.Node):
-            return ("node", number[leaf])
-        value = resolved(leaf)
-        return (type(value), repr(value))
-
-    def tensor(value: Any) -> Any:
+    def tensor(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        return resolved(
-            (tuple(value.shape), value.stride(), value.storage_offset(), storage_bytes(value))
-        ), value.dtype
+        numbers = (
+            *(tuple(value.shape), value.stride()),
+            *(value.storage_offset(), storage_bytes(value)),
+        )
+        return (numbers if self.at is None else self.at.numbers(numbers), value.dtype)
 
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    values = known.value if isinstance(known.value, (tuple, list)) else [known.value]
-    name = str(node.target) if is_overload(node.target) else getattr(node.target, "__name__", "")
-    source = known.source and (known.source.kind, known.source.index)
-    return (
-        *(node.op, node.op == "placeholder" or name, source, spec, known.phase, known.storage),
-        [argument(leaf) for leaf in leaves],
-        [tensor(value) for value in values],
-        [number[n] for n in known.writes],
-    )
+    def argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, fx.Node):
+            return ("node", self.name[leaf])
+        value = leaf if self.at is None else self.at.number(leaf)
+        return (type(value), repr(value))
+
+    def told(self, node: fx.Node) -> tuple[Any, ...]:
+        known = facts(node)
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        values = known.value if isinstance(known.value, (tuple, list)) else [known.value]
+        name = str(node.target) if is_overload(node.target) else ""
+        return (
+            *(name, spec, known.phase, self.storages[known.storage]),
+            [self.argument(leaf) for leaf in leaves],
+            [self.tensor(value) for value in values],
+            [self.name[n] for n in known.writes],
+        )

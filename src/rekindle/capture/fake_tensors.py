@@ -14,6 +14,7 @@ from rekindle.torch_compat import (
     FakeTensorMode,
     KeptAnswers,
     default_device,
+    dispatch_with_symbols,
     expression_key,
     filling_stand_in,
     fresh_like,
@@ -67,6 +68,8 @@ class FakeRuns:
         return func(*args, **kwargs) if out is NotImplemented else out
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._with_symbols:
+            return self._run_with_symbols(func, types, args, kwargs)
         if not self._answers.usable:
             return self.mode.dispatch(func, types, args, kwargs)
         if func is aten._unsafe_view.default:
@@ -75,16 +78,22 @@ class FakeRuns:
         known = None if key is None else self._known.get(key, _MISSING)
         if known is None:
             return self.mode.dispatch(func, types, args, kwargs)
-        if self._with_symbols:
-            if known is _MISSING:
-                out = self.mode.dispatch(func, types, args, kwargs)
-                self._known[key] = fresh_like(out, (args, kwargs))
-                return out
-            return remade(self.mode, known)
         if known is _MISSING:
             out, self._known[key] = self._answers.ask(func, types, args, kwargs)
             return out
         return self._answers.again(known, func, args)
+
+    def _run_with_symbols(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        key = self._key(func, args, kwargs)
+        known = None if key is None else self._known.get(key)
+        if known is not None:
+            return remade(self.mode, known)
+        out = dispatch_with_symbols(self.mode, func, types, args, kwargs)
+        if key is not None:
+            self._known[key] = fresh_like(out, (args, kwargs))
+        return out
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode's own key tells, shorter; None where it would keep nothing."""

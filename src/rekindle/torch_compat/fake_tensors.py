@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -123,6 +124,14 @@ class KeptAnswers:
         return tuple(made) if entry.is_output_tuple else made[0]
 
 
+def dispatch_with_symbols(
+    mode: FakeTensorMode, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The answer of the mode. Some kernels of C++ know no symbols, and those of Python do."""
+    with enable_python_dispatcher():
+        return mode.dispatch(func, types, args, kwargs)
+
+
 def fresh_like(out: Any, given: Any) -> list[Any] | None:
     """What describes each output of an op on fake tensors, where all of them are new tensors, each
     with a storage of its own that it fills from the start."""
@@ -137,7 +146,9 @@ def fresh_like(out: Any, given: Any) -> list[Any] | None:
             return None
         known.add(storage_key(tensor))
         found.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device))
-    return [isinstance(out, (tuple, list)) and type(out), *found]
+    # torch's own kinds of tuples are read by position.
+    kind = list if isinstance(out, list) else tuple if isinstance(out, tuple) else None
+    return [kind, *found]
 
 
 def remade(mode: FakeTensorMode, described: list[Any]) -> Any:
