@@ -5,8 +5,8 @@
     python benchmarks/shapes/lengths.py --json lengths.jsonl  # a line of JSON per case
 
 Printed: the seconds of the first plan and of the family's capture; per length the time until its
-plan is chosen ("first sight") and later ("again"), by the clock and in processor time of the thread;
-overhead against a plan that was made for that length alone. Lengths come in random order.
+plan is chosen ("first sight") and later ("again"), by the clock and in processor time of the
+thread; overhead against a plan that was made for that length alone. Lengths come in random order.
 """
 
 import argparse

@@ -27,12 +27,12 @@ def capture_changing(
         raise NotASize("what runs is for these sizes alone")
     inputs = [GraphInput(i.expression, hint_of(i.value), i.stand_in) for i in reading.inputs]
     plain = capture(plain_follower(), reading.graph, inputs)
-    seen = [(joint.changing.traced, plain)]
+    seen = [(changing.traced, plain)]
     for other in others:
         if [s.value for s in other.scalars] != [s.value for s in joint.scalars]:
             continue  # its data led another way
         sizes = _sizes_of(joint, other)
-        if sizes is not None and joint.changing.conditions().hold(sizes):
+        if sizes is not None and changing.conditions().hold(sizes):
             seen.append((sizes, other))
     for sizes, graph in seen:
         differs = _recorded_alike(joint, graph, sizes)
