@@ -63,7 +63,8 @@ class Case:
 
     def record(self, budget: str, found: Record) -> None:
         at = stamp(("trust.py", "trust_models.py"), self.device, self.args.small, True)
-        record = {"model": self.name, "budget": budget, "stamp": at} | self.eager | found
+        case = {"model": self.name, "budget": budget, "stamp": at, "jobs": self.args.jobs}
+        record = case | self.eager | found
         with self.args.records.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(line(record), flush=True)
@@ -241,7 +242,7 @@ def run_due(models: list[str], args: argparse.Namespace) -> None:
     commands = [
         [
             sys.executable, __file__, "--here", "--models", name, "--budgets", ",".join(budgets),
-            "--device", args.device, "--time-limit", str(args.time_limit),
+            "--device", args.device, "--time-limit", str(args.time_limit), "--jobs", str(args.jobs),
             "--records", str(args.records), *(["--small"] if args.small else []),
         ]
         for name, budgets in due.items()
@@ -302,7 +303,8 @@ def table(records: list[Record]) -> str:
     done = [r for r in records if "error" not in r]
     failed = [r for r in records if "error" in r]
     above = [r for r in done if share(r) > 1]
-    far = sorted(abs(off(r)) for r in done)
+    quiet = [r for r in done if r["jobs"] == 1]
+    far = sorted(abs(off(r)) for r in quiet)
     text = [
         "# Budgets kept, times as predicted",
         "",
@@ -314,6 +316,7 @@ def table(records: list[Record]) -> str:
         f"| models | {len({r['model'] for r in done})} |",
         f"| cases | {len(done)}, and {len(failed)} with an error |",
         f"| peak of steps 4 to 6 above the budget | {len(above)} |",
+        f"| cases timed on a machine that did nothing else | {len(quiet)} |",
     ]
     if far:
         mean, worst = sum(far) / len(far), far[-1]
@@ -325,7 +328,8 @@ def table(records: list[Record]) -> str:
         "",
         "Peak: the highest of steps 4 to 6 over the budget. Replans: how often the first three",
         "steps led to another plan. Planning: reading the call, measuring ops (once per model),",
-        "search.",
+        "search. Times in brackets were taken while other processes used the host's cores (never",
+        "the GPU): where the host is the slower side, a step takes longer then, by up to half.",
         "",
         "| model | budget | MiB | peak | eager ms | ms | predicted | off | replans | plan s | |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -335,10 +339,13 @@ def table(records: list[Record]) -> str:
             text.append(f"| {r['model']} | {r['budget']} | | | | | | | | | {r['error']} |")
             continue
         seconds = f"{r['capture_s']:.1f} + {r['profile_s']:.1f} + {r['plan_s']:.1f}"
+        times = (f"{r[k]:.1f}" for k in ("eager_ms", "measured_ms", "predicted_ms"))
+        cells = [*times, f"{100 * off(r):+.1f} %"]
+        if r["jobs"] > 1:
+            cells = [f"({cell})" for cell in cells]
         text.append(
             f"| {r['model']} | {r['budget']} | {r['budget_bytes'] / 2**20:.1f} | {share(r):.3f} "
-            f"| {r['eager_ms']:.1f} | {r['measured_ms']:.1f} | {r['predicted_ms']:.1f} "
-            f"| {100 * off(r):+.1f} % | {r['replans']} | {seconds} | {notes(r)} |"
+            f"| {' | '.join(cells)} | {r['replans']} | {seconds} | {notes(r)} |"
         )
     return "\n".join(text) + "\n"
 

@@ -328,7 +328,8 @@ FURTHER: dict[str, Make] = {
     "mobilenet_v2": vision("mobilenet_v2", 96),
     "coat_tiny": timm("coat_tiny", 32, small=None),
     "gemma2": language("Gemma2", head_dim=64, dtype="bfloat16", **WIDE),
-    "roberta": language("Roberta", "ForMaskedLM", **BERT),
+    # Its positions begin after the padding token's: 512 of them hold 510 tokens.
+    "roberta": language("Roberta", "ForMaskedLM", length=256, **BERT),
     "fcn_resnet50": Images("torchvision", "fcn_resnet50", 4, 256, 64, pixels=True),
     "maxvit_tiny_tf_224": timm("maxvit_tiny_tf_224", 24, small=None),
     "whisper-tiny": whisper,

@@ -4,6 +4,7 @@ Where the step does not fit the device as eager runs it, the schedule with the s
 can be found by the estimates runs instead: it keeps least, and computes the rest again.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ from rekindle.program import Program
 from rekindle.program.formulate import formulate
 from rekindle.runtime.measured_step import Sample, measured_step, not_measured
 from rekindle.solve.constraints import constrained_min_budget
+
+log = logging.getLogger("rekindle")
 
 _SHARE_TO_FILL = 0.8  # of the device's free memory, by the first measured step
 
@@ -56,6 +59,13 @@ def measured_in_place(
         if not step.out_of_memory:
             break
     took_s = time.perf_counter() - start
+    if len(found) < len(wanted):
+        log.warning(
+            "%d of %d distinct ops were not measured (%s): their costs are estimates, so predicted "
+            "times may be far off and the schedule slower than it could be; free memory on the "
+            "device and plan again for measured costs",
+            *(len(wanted) - len(found), len(wanted), why_not),
+        )
     return with_measured(profile, device, found, why_not, cache=options.cache, wall_s=took_s)
 
 

@@ -21,6 +21,7 @@ from rekindle.capture import Follower, JointGraph, Names, Tangent, capture
 from rekindle.capture.changing_capture import capture_changing
 from rekindle.capture.changing_sizes import Sizes, SizesAt
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.pytrees import named_tensors, path_names, split
 from rekindle.core import (
     MIN_BUDGET,
@@ -334,7 +335,7 @@ def recorded(
             return joint, reading
     with collector_at_rest():
         follower = Follower(Names(model, named_tensors((call.args, call.keywords), "args")))
-        reading, returned = read(call, follower.ask)
+        reading, returned = read(call, follower.ask, ModuleHooks)
         follower.returned, follower.losses = returned.tensors, returned.losses
         joint = capture(follower, reading.graph, reading.inputs)
     known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
@@ -355,7 +356,7 @@ def recorded_changing(
     names = Names(model, named_tensors((call.args, call.keywords), "args"))
     with collector_at_rest():
         follower = Follower(names, with_symbols=True)
-        reading, returned = read(call, follower.ask, marks)
+        reading, returned = read(call, follower.ask, ModuleHooks, marks)
         follower.returned, follower.losses = returned.tensors, returned.losses
 
         def plain() -> Follower:
@@ -427,11 +428,15 @@ def captured(
 
 
 def with_backward(
-    options: Options, joint: JointGraph, tangents: Sequence[Tangent], autocast: tuple[Any, ...]
+    options: Options,
+    joint: JointGraph,
+    tangents: Sequence[Tangent],
+    autocast: tuple[Any, ...],
+    retained: tuple[int, ...] = (),
 ) -> JointGraph:
     """The captured graph with a backward for other gradients. The forward keeps its nodes, since it
     may have run already."""
-    other = joint.with_tangents(tangents, autocast)
+    other = joint.with_tangents(tangents, autocast, retained)
     return rewrite(other, fuse=options.fuse, beside=joint)
 
 

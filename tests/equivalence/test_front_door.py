@@ -335,3 +335,43 @@ def test_a_tensor_of_a_closure_gets_its_gradient() -> None:
         model(x).backward()
         found.append(factor.grad)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("on_miss", ["eager", "replan", "raise"])
+def test_a_call_that_raises_leaves_what_eager_leaves(on_miss):
+    """Its forward raises in the middle: what it drew and counted until then stays so."""
+
+    class Refusing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+            self.fails, self.num_calls = False, 0
+
+        def forward(self, x):
+            self.num_calls += 1
+            x = self.drop(self.layer(x))
+            if self.fails:
+                raise ValueError("a batch that the model refuses")
+            return x.sum()
+
+    def train(managed):
+        torch.manual_seed(0)
+        model, x = Refusing(), torch.randn(4, 8)
+        if managed:
+            model = rekindle.rematerialize(model, args=(x,), budget=1.0, on_miss=on_miss)
+        losses = []
+        for step in range(4):
+            model.fails = step % 2 == 1
+            try:
+                losses.append(model(x))
+                losses[-1].backward()
+            except ValueError as error:
+                losses.append(str(error))
+        return [str(loss) for loss in losses], model.num_calls, torch.get_rng_state().tolist()
+
+    torch.manual_seed(0)
+    expected, found = train(False), train(True)
+    assert [e.split(", grad_fn")[0] for e in found[0]] == [
+        e.split(", grad_fn")[0] for e in expected[0]
+    ]
+    assert found[1:] == expected[1:]

@@ -11,6 +11,8 @@ from support.schedules import SCHEDULES
 from support.zoo import gaussian
 from torch import Tensor, nn
 
+import rekindle
+
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
@@ -160,3 +162,17 @@ def test_e14_errors_in_the_forward() -> None:
             with pytest.raises(IndexError):
                 model(xs.pop(), good + 99)
         assert alive(refs) == 0
+
+
+def test_e14_a_loss_that_is_kept_does_not_keep_the_plan():
+    """Plans that are dropped for others would add up in a list of losses."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    managed = rekindle.rematerialize(model, args=(torch.randn(4, 8),), budget=1.0)
+    loss = managed(torch.randn(4, 8)).sum()
+    loss.backward()
+    runner = weakref.ref(managed.plan.runner)
+    del managed, model
+    gc.collect()
+    assert runner() is None
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()

@@ -11,29 +11,18 @@ from rekindle.errors import CaptureError
 
 
 def refuse_marks(
-    recorder: Recorder,
-    given: Iterable[torch.Tensor],
-    leaves: Sequence[torch.Tensor],
-    returned: Iterable[torch.Tensor],
+    recorder: Recorder, given: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]
 ) -> None:
     """`given`: the stand-ins of parameters, buffers and arguments; `leaves`: those among them that
-    required grad when forward began; `returned`: what forward returned or set on its modules."""
+    required grad when forward began, or were told to."""
     known = {id(leaf) for leaf in leaves}
     for fake in given:
         if torch.is_grad_enabled() and fake.requires_grad and id(fake) not in known:
             source = facts(recorder.node_of(fake)).source
             name = "a tensor" if source is None else f"{source.kind} {source.name}"
             raise CaptureError(
-                f"forward makes {name} require grad (requires_grad_(), or a write into it of what "
-                "does), which a plan cannot repeat; do it before the call, or on a clone"
-            )
-    for tensor in returned:
-        if tensor.retains_grad:
-            where = facts(recorder.node_of(tensor)).where if recorder.knows(tensor) else ""
-            raise CaptureError(
-                "forward calls retain_grad() on a tensor that it returns or stores"
-                f"{f' (made at {where})' if where else ''}; its gradient stays inside the plan: "
-                "take that call out, or call the original model where you need it"
+                f"forward makes {name} require grad by a write into it of what does, which a plan "
+                "cannot repeat; write into a clone"
             )
 
 

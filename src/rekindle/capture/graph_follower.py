@@ -19,6 +19,7 @@ from rekindle.capture import cudnn_rnn
 from rekindle.capture.autocast import autocast_state, set_autocast
 from rekindle.capture.fake_tensors import fake_tensors_answer, stand_in
 from rekindle.capture.gc_pause import collector_at_rest
+from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.node_facts import Kind, Source
 from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
@@ -27,6 +28,7 @@ from rekindle.torch_compat import (
     NotASize,
     as_modules_call,
     asked,
+    eager_layouts_answered,
     every_decision_noted,
     has_symbols,
     is_saved_region,
@@ -88,6 +90,8 @@ class Follower:
         self.recorder = Recorder(new_fake_mode(self.symbols))
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
+        # Nodes of the graph whose tensors forward makes to require grad.
+        self.made_to_require: list[fx.Node] = []
         self.has_inner_inputs = False  # inputs that require grad and are no leaves
         self.entries: dict[fx.Node, fx.Node] = {}  # the record's placeholders, by the graph's
         self._devices: dict[torch.device, str] = {}
@@ -134,6 +138,7 @@ class Follower:
                 stack.enter_context(told_without_nodes(CaptureError))
                 stack.enter_context(outside_modes())
                 stack.enter_context(run_saved_regions_plainly())
+                stack.enter_context(eager_layouts_answered())
                 stack.enter_context(fake_tensors_answer(self.recorder.numpy))
                 stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
                 stack.enter_context(self.recorder.fake_mode)
@@ -166,6 +171,12 @@ class Follower:
             self.leaves.append(fake)
             self.has_inner_inputs |= not real.is_leaf
         return fake
+
+    def note_required(self, node: Any, fake: torch.Tensor) -> None:
+        """Forward makes this tensor require grad; one that it was given is a leaf from here on."""
+        if node in self.entries and self.with_gradients and not fake.requires_grad:
+            self.leaves.append(fake)
+            self.made_to_require.append(node)
 
     def value(self, node: fx.Node) -> Any:
         """What a node of the graph stands for; of an input that no op reads, a stand-in."""
@@ -231,9 +242,14 @@ class _Run:
         recorder.line = source_line(node)
         try:
             if node.op == "get_attr":
-                return operator.attrgetter(str(node.target))(_Attributes(self.attributes))
+                found = operator.attrgetter(str(node.target))(_Attributes(self.attributes))
+                if isinstance(found, ModuleHooks):
+                    found.record = recorder.call_hook
+                return found
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.value)
             if node.op == "call_method":
+                if node.target == "requires_grad_":
+                    self.follower.note_required(node.args[0], args[0])
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             if node.op == "call_module":
                 return self.attributes[str(node.target)](*args, **kwargs)

@@ -25,8 +25,10 @@ from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
     GraphInput,
+    eager_layouts_answered,
     every_decision_noted,
     is_overload,
+    outputs_below,
     outside_modes,
     pytree,
     storage_key,
@@ -80,6 +82,12 @@ class JointGraph:
     session: Session
     origin: Origin | None = None  # None: as it was recorded
     changing: ChangingSizes | None = None  # sizes that are symbols; None: all are as captured
+    # Which inputs, as the call's graph counts them, forward makes to require grad.
+    made_to_require: tuple[int, ...] = ()
+    marked: tuple[int, ...] = ()  # the outputs that forward itself calls retain_grad() on
+    # Outputs whose whole gradient leaves the backward for their `.grad`: other outputs are computed
+    # from these, so that autograd sees only the part that comes from outside.
+    retained: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return graph_text(self.nodes, self.outputs, self.gradients)
@@ -92,6 +100,12 @@ class JointGraph:
     @property
     def forward_only(self) -> bool:
         return not self.tangents
+
+    @property
+    def inner_outputs(self) -> set[int]:
+        """The outputs that other outputs are computed from."""
+        outputs = self.recorded.session.outputs
+        return outputs_below([t for t in outputs if t.requires_grad], outputs)
 
     @property
     def differentiated(self) -> tuple[torch.Tensor, ...]:
@@ -118,27 +132,35 @@ class JointGraph:
             name = str(node.target)
             if not is_overload(node.target):
                 name = getattr(node.target, "__name__", name)
-            calls.append((node.op, name, source, spec, tuple(map(told, leaves))))
+            whose = getattr(node.target, "identity", None)  # of a hook
+            calls.append((node.op, name, whose, source, spec, tuple(map(told, leaves))))
         return (
             tuple(calls),
             tuple([(t.shape, t.dtype) for t in self.constants]),
             tuple([number[n] for n in self.outputs]),
             tuple([(number[a], number[b]) for a, b in self.gradients]),
             tuple([(str(s.target), repr(s.value), s.num_before) for s in self.scalars]),
+            len(self.made_to_require),
         )
 
     def with_tangents(
-        self, tangents: Sequence[Tangent], autocast: tuple[Any, ...] = ()
+        self,
+        tangents: Sequence[Tangent],
+        autocast: tuple[Any, ...] = (),
+        retained: tuple[int, ...] = (),
     ) -> "JointGraph":
         """The recorded forward with another recorded backward: gradients arrive for other outputs,
-        in other layouts, or inside autocast, which casts the backward's own ops."""
+        in other layouts, or inside autocast, which casts the backward's own ops. Of the outputs
+        `retained` the whole gradient is wanted."""
+        joint = replace(self.recorded, autocast=autocast, retained=retained)
         with contextlib.ExitStack() as stack:
             stack.enter_context(collector_at_rest())
             stack.enter_context(outside_modes())
+            stack.enter_context(eager_layouts_answered())
             stack.enter_context(self.session.recorder.fake_mode)
             if self.changing is not None:
                 stack.enter_context(every_decision_noted(self.changing.symbols))
-            return _with_backward(replace(self.recorded, autocast=autocast), tuple(tangents))
+            return _with_backward(joint, tuple(tangents))
 
 
 def capture(
@@ -166,7 +188,10 @@ def capture(
                 "nothing requires grad: no parameter or input that an output depends on has "
                 "requires_grad=True; for inference call this under torch.no_grad()"
             )
-        return joint.with_tangents(_default_tangents(follower, joint.session.outputs))
+        tangents = _default_tangents(follower, joint.session.outputs)
+        inner = joint.inner_outputs if joint.marked else set()
+        retained = tuple([i for i in joint.marked if i in inner])
+        return joint.with_tangents(tangents, retained=retained)
 
 
 def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node]) -> JointGraph:
@@ -186,7 +211,7 @@ def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node])
                 "plan cannot repeat; write into it with copy_()"
             )
     given = [facts(n).value for n in follower.entries.values()]
-    refuse_marks(recorder, given, follower.leaves, made)
+    refuse_marks(recorder, given, follower.leaves)
     nodes = tuple(recorder.graph.nodes)
     return JointGraph(
         nodes=nodes,
@@ -201,6 +226,8 @@ def _joint(follower: Follower, graph: fx.Graph, placeholders: Sequence[fx.Node])
         idle=(),
         scalars=tuple(recorder.scalars),
         session=Session(recorder, tuple(made), tuple(follower.leaves), nodes),
+        made_to_require=tuple([placeholders.index(n) for n in follower.made_to_require]),
+        marked=tuple([i for i, t in enumerate(made) if t.retains_grad]),
     )
 
 
@@ -222,14 +249,15 @@ def _with_backward(joint: JointGraph, tangents: tuple[Tangent, ...]) -> JointGra
         one_thread = torch.autograd.set_multithreading_enabled(False)  # as eager on a CPU
         plainly = told_without_nodes(CaptureError)
         with plainly, autocast_as(joint.autocast), one_thread, recorder:
-            found = torch.autograd.grad(roots, leaves, grads, allow_unused=True, retain_graph=True)
+            wanted = [*leaves, *(outputs[i] for i in joint.retained)]
+            found = torch.autograd.grad(roots, wanted, grads, allow_unused=True, retain_graph=True)
     finally:
         for hook in hooks:
             hook.remove()
         recorder.drop_retained_gradients()
     gradients = tuple(
         (recorder.node_of(leaf), recorder.node_of(gradient))
-        for leaf, gradient in zip(leaves, found, strict=True)
+        for leaf, gradient in zip(wanted, found, strict=True)
         if gradient is not None
     )
     known = {leaf for leaf, _ in gradients}

@@ -66,7 +66,7 @@ def is_random(target: Any) -> bool:
 def runs_once(target: Any) -> bool:
     """Must not be executed twice, whatever the schedule would like."""
     if not is_overload(target):
-        return False
+        return bool(getattr(target, "runs_once", False))  # a hook of the model's
     return target.namespace in _ONCE_NAMESPACES
 
 

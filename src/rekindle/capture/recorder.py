@@ -19,6 +19,7 @@ from torch import fx
 from rekindle.capture import op_effects
 from rekindle.capture.fake_tensors import FakeRuns
 from rekindle.capture.kernel_layouts import Layouts
+from rekindle.capture.module_hooks import ModuleHook, empty_like
 from rekindle.capture.node_facts import (
     NO_STORAGE,
     NodeFacts,
@@ -272,6 +273,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(item, torch.Tensor) and not self.knows(item):
                     part = add_call(self.graph, "call_function", operator.getitem, (node, i), {})
                     self._describe(part, item, is_new=True)
+
+    def call_hook(self, hook: ModuleHook, gave: Any, got: Any) -> list[Any]:
+        """A backward hook of a module, as a call of the graph; nothing runs now."""
+        with outside_modes(), self.fake_mode:
+            out = [None if g is None else empty_like(g) for g in gave]
+        given = [list(gave), None if got is None else list(got)]
+        self._record(hook, tuple(given), {}, out)
+        return out
 
     def _describe(self, node: fx.Node, value: Any, *, is_new: bool) -> None:
         storage, num_bytes = self._bind(node, value) if is_new else (NO_STORAGE, 0)

@@ -8,6 +8,7 @@ from rekindle.frontend.call import (
     Reading,
     as_loss_args,
     call_of,
+    raised_while_read,
     read,
 )
 from rekindle.frontend.words import in_words
@@ -21,5 +22,6 @@ __all__ = [
     "as_loss_args",
     "call_of",
     "in_words",
+    "raised_while_read",
     "read",
 ]

@@ -25,10 +25,21 @@ from rekindle.torch_compat import (
 )
 from rekindle.torch_compat import read_call as _read_call
 
-__all__ = ["LOSS_ARGS", "Ask", "Call", "Marks", "Reading", "as_loss_args", "call_of", "read"]
+__all__ = [
+    "LOSS_ARGS",
+    "Ask",
+    "Call",
+    "Marks",
+    "Reading",
+    "as_loss_args",
+    "call_of",
+    "raised_while_read",
+    "read",
+]
 
 Marks = Sequence[tuple[torch.Tensor, Sequence[int]]]  # arguments, and which of their sizes change
 
+_READ = "_rekindle_read"  # marks what the model raised while it was read, and has not done since
 LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
 
 
@@ -84,14 +95,23 @@ def as_loss_args(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def read(call: Call, ask: Ask, marks: Marks = ()) -> tuple[Reading, Returned]:
-    """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data."""
+def read(
+    call: Call, ask: Ask, module_hooks: Callable[..., Any], marks: Marks = ()
+) -> tuple[Reading, Returned]:
+    """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data,
+    `module_hooks` makes what stands in the graph for backward hooks of modules."""
     returned = Returned()
-    adapt = functools.partial(answering, ask, _show, returned)
+    adapt = functools.partial(answering, ask, _show, returned, module_hooks)
     entry = _call if call.loss_fn is None else _call_with_loss
     with _refusals(), outside_modes():
         reading = _read_call(entry, call.scope, adapt, marks)
     return reading, returned
+
+
+def raised_while_read(error: Exception) -> bool:
+    """Whether the model itself raises this, and did so while it was read: nothing has run, so what
+    eager does before it raises (draws, counters, statistics) is still to be done. Asked once."""
+    return bool(vars(error).pop(_READ, False))
 
 
 def _call(forward: Any, args: Any, kwargs: Any, loss_fn: Any, loss_args: Any) -> Any:
@@ -118,6 +138,8 @@ def _refusals() -> Any:
         if isinstance(broken.original, CaptureError):
             raise broken.original from None
         if broken.is_the_models:
+            with contextlib.suppress(AttributeError):  # of a class with slots
+                setattr(broken.original, _READ, True)
             raise broken.original from None
         at = f" at {broken.line}" if broken.line else ""
         raise CaptureError(

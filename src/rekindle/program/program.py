@@ -21,6 +21,7 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.joint import JointGraph
+from rekindle.capture.module_hooks import ModuleHook
 from rekindle.capture.node_facts import facts
 from rekindle.errors import NothingToPlan
 from rekindle.program import inplace
@@ -320,6 +321,13 @@ class _WriteOver:
         self.kept = set(analysis.storages.gradient_states().items())
         # Not over what the caller has a hand on.
         self.foreign = {*analysis.storages.tangents, *analysis.storages.out_states}
+        # Nor over what a hook of the model's may have kept.
+        self.foreign |= {
+            storage
+            for op in analysis.ops
+            if any(isinstance(n.target, ModuleHook) for n in op.nodes)
+            for storage in op.reads
+        }
 
     def instead(
         self, i: int, op: StorageOp, reads: dict[int, int], makes: dict[int, int]

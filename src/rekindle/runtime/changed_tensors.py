@@ -11,6 +11,7 @@ keep alive what the plan says is gone.
 """
 
 import functools
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from rekindle.capture.node_facts import NO_STORAGE, Source, facts, source_of
 from rekindle.capture.op_effects import statistics_of
 from rekindle.errors import ChangedInPlace, PlanMismatch
 from rekindle.lower.step_emitter import Saved
-from rekindle.torch_compat import kept_tensors, outputs_below
+from rekindle.torch_compat import differentiated_now, kept_tensors, outputs_below
 
 if TYPE_CHECKING:
     from rekindle.runtime.runner import Runner, Step
@@ -86,6 +87,9 @@ class Changes:
         self.read = {p for positions in runner.stretch_positions for p in positions}
         self.written = _written(runner)
         self._kept: dict[int, tuple[set[int], set[int]]] = {}
+        below = joint.inner_outputs
+        # Slots of the outputs that other outputs are computed from.
+        self.inner = [slot for slot, i in enumerate(runner.internal) if i in below]
 
     def _slots(self, carried: Sequence[Saved]) -> list[int]:
         """Per entry of a carried list: the output that it is, or -1."""
@@ -167,26 +171,40 @@ class Changes:
                 if watch._version != before:
                     raise RuntimeError(f"{_MODIFIED} {self._output(slot)} has been written to.")
 
-    def refuse_looks_inside(self, step: "Step", grads: Sequence[torch.Tensor | None]) -> None:
-        """retain_grad() or a hook on an output that the model went on computing from: of its
-        gradient, autograd sees only what comes from outside the plan."""
-        marked = []
-        for slot, ref in enumerate(step.given):
-            out = ref()
-            if out is not None and (out.retains_grad or _has_hooks(out)):
-                marked.append(slot)
-        if not marked:
-            return
+    def retained(self, step: "Step", grads: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+        """The outputs that retain their gradient and that the model went on computing from: the
+        plan hands out that gradient, since autograd sees only what comes from outside of it. For
+        hooks on such outputs, or where a caller asks for their gradient, it would be too late."""
+        if not self.inner:
+            return ()
+        asked = {id(t) for t in differentiated_now()}
+        given = {slot: out for slot in self.inner if (out := step.given[slot]()) is not None}
+        refused = [k for k, out in given.items() if _has_hooks(out) or id(out) in asked]
+        retained = [k for k, out in given.items() if out.retains_grad]
+        if not refused and not retained:
+            return ()
         internal, outputs = self.runner.internal, self.runner.joint.recorded.session.outputs
         arrived = [outputs[i] for i, g in zip(internal, grads, strict=True) if g is not None]
         inside = outputs_below(arrived, outputs)
-        for slot in marked:
+        for slot in refused:
             if internal[slot] in inside:
-                raise PlanMismatch(
-                    f"retain_grad() or a hook was set on {self._output(slot)}, from which other "
-                    "outputs are computed: the plan does not hand out its whole gradient; call the "
-                    "original model where you need it"
-                )
+                raise self._looks_inside(slot)
+        return tuple([internal[slot] for slot in retained if internal[slot] in inside])
+
+    def watch_inner(self, outs: Sequence[torch.Tensor]) -> None:
+        """Refuses to give a part of the gradient of an output for the whole: where that alone is
+        asked for, this is the last code to see it."""
+        for slot in self.inner:
+            out = outs[slot]
+            if out.requires_grad:
+                out.register_hook(_Alone(self, slot, weakref.ref(out)))
+
+    def _looks_inside(self, slot: int) -> PlanMismatch:
+        return PlanMismatch(
+            f"a hook was set on {self._output(slot)}, or its gradient was asked for, and other "
+            "outputs are computed from it: autograd sees only a part of that gradient. Use "
+            "retain_grad(), or call the original model where you need it"
+        )
 
     def _kept_by_eager(self, joint: JointGraph) -> tuple[set[int], set[int]]:
         """Slots and positions of what eager keeps for this backward."""
@@ -242,6 +260,20 @@ class Changes:
         return f"output tensor {i} of the model (shape {list(known.value.shape)}{made})"
 
 
+class _Alone:
+    """A hook on an output: raises where its gradient is asked for, and would be a part of it."""
+
+    __torch_unserialize__ = True  # a tensor that is saved does without it
+
+    def __init__(self, changes: Changes, slot: int, out: "weakref.ref[torch.Tensor]") -> None:
+        self.changes, self.slot, self.out = changes, slot, out
+
+    def __call__(self, _gradient: torch.Tensor) -> None:
+        out = self.out()
+        if out is not None and any(t is out for t in differentiated_now()):
+            raise self.changes._looks_inside(self.slot)
+
+
 _MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
     "operation:"
@@ -255,7 +287,7 @@ def _has_hooks(out: torch.Tensor) -> bool:
         hook.func if isinstance(hook, functools.partial) else hook
         for hook in (out._backward_hooks or {}).values()
     ]
-    names = [getattr(hook, "__module__", None) or "" for hook in hooks]
+    names = [getattr(h, "__module__", None) or "" for h in hooks if not isinstance(h, _Alone)]
     return not all(name.startswith("torch.distributed") for name in names)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from rekindle.errors import BudgetInfeasible, PlanMismatch
-from rekindle.frontend import LOSS_ARGS, Call, as_loss_args, call_of
+from rekindle.frontend import LOSS_ARGS, Call, as_loss_args, call_of, raised_while_read
 from rekindle.runtime.measured_step import sample_of
 from rekindle.runtime.plan_corrections import follow_watch, shown_size
 from rekindle.runtime.plan_table import (
@@ -200,9 +200,20 @@ def with_loss_args(
 
 
 def run_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a call by the plan that covers it, or does what `on_miss` says where none does."""
+    """Runs a call by the plan that covers it, or does what `on_miss` says where none does. One
+    whose forward raises, as is found where it is read, raises as eager would: after what comes
+    before in it."""
     manager: Manager = model.__dict__[KEY]
     call = call_of(plain_forward(model), args, kwargs, manager.loss_fn)
+    try:
+        return _run_call(model, manager, call)
+    except Exception as error:
+        if not raised_while_read(error):
+            raise
+    return call.eager()
+
+
+def _run_call(model: nn.Module, manager: Manager, call: Call) -> Any:
     around = transform_around()
     if around:
         return _missed(model, manager, call, around, plannable=False)
@@ -257,6 +268,7 @@ def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
     follow_watch(manager, entry)
     other = entry.plan.runner.wanted is not None
     entry.before = functools.partial(_adopt, manager, entry) if other else None
+    entry.scope = scope if entry.guards.has_later_reads else None
     manager.use(entry)
     state = random.getstate() if entry.may_turn_back else None
     try:

@@ -5,6 +5,7 @@ hold everything that the call read of Python. Numbers that Python read from tens
 at each call, once the guards hold.
 """
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import nn
 from rekindle.capture import JointGraph
 from rekindle.capture.changing_sizes import Sizes
 from rekindle.capture.pytrees import named_tensors
-from rekindle.errors import RekindleError
+from rekindle.errors import PlanMismatch, RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
@@ -101,16 +102,24 @@ class Entry:
     """A plan with the call that it covers."""
 
     __slots__ = (
-        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "plan"),
-        *("reading", "unsettles"),
+        *("before", "call", "guards", "has_run", "layouts", "may_turn_back", "number", "order"),
+        *("plan", "reading", "scope", "unsettles"),
     )
 
     def __init__(
-        self, plan: Any, reading: Reading, layouts: dict[str, Layout], number: int
+        self,
+        plan: Any,
+        reading: Reading,
+        layouts: dict[str, Layout],
+        number: int,
+        order: tuple[int, ...] | None = None,
     ) -> None:
         self.plan = plan
+        # Where the plan's inputs stand among those of this reading; None: in the same order.
+        self.order = order
         # What is to be done first at the next call, with what enters its graph.
         self.before: Callable[[Sequence[torch.Tensor]], None] | None = None
+        self.scope: dict[str, Any] | None = None  # of the next call, where its backward asks again
         self.number = number  # in the order in which the plans were made
         self.has_run = False
         self.unsettles = False  # forward itself changes what its guards are about
@@ -136,6 +145,10 @@ class Entry:
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
                 raise AnswerChanged(f"{name} of a tensor that forward reads is no longer {value}")
+        if self.order is not None:
+            inputs = tuple([inputs[i] for i in self.order])
+        for i in self.plan.joint.made_to_require:
+            inputs[i].requires_grad_()
         before, self.before = self.before, None
         if before is not None:
             before(inputs)
@@ -145,10 +158,33 @@ class Entry:
         why = runner.broken_assumption(residents, sizes)
         if why is not None:
             raise AnswerChanged(why)
-        return runner.all_outputs(runner(residents, sizes), residents, sizes)
+        scope, self.scope = self.scope, None
+        holds = None if scope is None else functools.partial(self._refuse_changes, scope)
+        return runner.all_outputs(runner(residents, holds, sizes), residents, sizes)
+
+    def _refuse_changes(self, scope: dict[str, Any]) -> None:
+        """Raises where Python code of the backward would read something else than was planned."""
+        failed = self.guards.failed_later(scope)
+        if failed is not None:
+            raise PlanMismatch(
+                "a hook or a torch.autograd.Function reads in the backward what has changed since "
+                f"the forward: {in_words(failed)}; change it after the backward, or call the "
+                "original model for this step"
+            )
 
     def copied(self) -> "Entry":
-        return Entry(self.plan, self.reading, self.layouts, self.number)
+        return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
+
+
+def _input_order(planned: JointGraph, read: JointGraph) -> tuple[int, ...] | None:
+    """For each input of the plan's call, where the other call, which runs the same ops, has it.
+    What Python reads first need not be read first by other Python."""
+    place = {node: i for i, node in enumerate(read.nodes)}
+    entry_at = {place[n]: i for i, n in enumerate(read.entries) if n is not None}
+    number = {node: i for i, node in enumerate(planned.nodes)}
+    # An input that no op reads is asked for by nobody.
+    order = tuple(0 if n is None else entry_at[number[n]] for n in planned.entries)
+    return None if order == tuple(range(len(read.entries))) else order
 
 
 class FamilyEntry(Entry):
@@ -280,21 +316,23 @@ class Manager:
             return None
         layouts = input_layouts(call.args, call.keywords)
         plain = [entry for entry in self.entries if not isinstance(entry, FamilyEntry)]
-        alike = [entry for entry in plain if entry.layouts == layouts]
-        if not alike:
+        laid_out = [entry for entry in plain if entry.layouts == layouts]
+        if not laid_out:
             return None
-        alike = list({entry.number: entry for entry in alike}.values())
+        entries = {entry.number: entry for entry in laid_out}.values()
         self.num_read_again += 1
         try:
             joint, reading = self.record(model, call.args, call.keywords)
         except RekindleError:
             return None
-        for entry in alike:
+        for entry in entries:
             planned = entry.plan.joint.recorded
             if len(joint.outputs) != len(planned.outputs):
                 continue  # gradients cannot arrive for outputs that it has not
-            if joint.with_tangents(planned.tangents, planned.autocast).is_like(planned):
-                found = Entry(entry.plan, reading, layouts, entry.number)
+            alike = joint.with_tangents(planned.tangents, planned.autocast, planned.retained)
+            if alike.is_like(planned):
+                order = _input_order(planned, joint)
+                found = Entry(entry.plan, reading, layouts, entry.number, order)
                 self.entries.insert(0, found)
                 return found
         return None

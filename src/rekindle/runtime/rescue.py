@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts
+from rekindle.capture.op_effects import runs_once
 from rekindle.lower.runtime_ops import generator_of
 from rekindle.program import Program
 from rekindle.runtime.changed_tensors import versions
@@ -72,7 +73,7 @@ class Rescue:
             for generator, state in self.streams:
                 generator.set_state(state)
             with torch.no_grad():
-                again = type(step)(residents, step.sizes)
+                again = type(step)(runner, residents, step.sizes)
                 del runner.forward(again)[:]
                 device = runner.device
                 again.tangents = [
@@ -97,6 +98,9 @@ def runner_with_more_room(
         raise error
     if is_backward and (backward_keeps_graph() or step.other is not None):
         raise error
+    if is_backward and any(runs_once(n.target) for op in runner.program.ops for n in op.nodes):
+        error.add_note("rekindle: not repeated, since hooks of modules (or collectives) have run")
+        raise error
     if is_backward and step.rescue.is_changed(step):
         error.add_note("rekindle: not repeated, since arguments or parameters were written to")
         raise error
@@ -115,7 +119,7 @@ def repeat_forward(other: "Runner", step: "Step") -> list[Any]:
     assert step.rescue is not None
     step.rescue.restore(step.residents)
     _empty_cache(other.device)
-    return other(step.residents, step.sizes)
+    return other(step.residents, step.holds, step.sizes)
 
 
 def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int) -> None:

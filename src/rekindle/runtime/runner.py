@@ -49,7 +49,9 @@ _MOST_LAYOUTS = 1024  # that are remembered, where sizes change
 
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
-RecordBackward = Callable[[JointGraph, Sequence[Tangent], tuple[Any, ...]], JointGraph]
+RecordBackward = Callable[
+    [JointGraph, Sequence[Tangent], tuple[Any, ...], tuple[int, ...]], JointGraph
+]
 
 # The plan of the same call for a limit in bytes, or None where there is none.
 SmallerPlan = Callable[[int], Any]
@@ -59,12 +61,13 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("env", "given", "gradients", "graphed", "is_rescued", "other", "rescue", "residents"),
-        *("saved", "sizes", "tangents", "versions", "watches"),
+        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "other"),
+        *("rescue", "residents", "retained", "saved", "sizes", "tangents", "versions", "watches"),
         "__weakref__",
     )
 
-    def __init__(self, residents: list[torch.Tensor], sizes: Sizes = ()) -> None:
+    def __init__(self, runner: "Runner", residents: list[torch.Tensor], sizes: Sizes = ()) -> None:
+        self._runner: Runner | None = runner
         self.sizes = sizes  # of this call, where sizes change from call to call
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
         self.saved: list[Any] | None = None  # what the forward carries over
@@ -75,15 +78,25 @@ class Step:
         self.versions: list[int] = []  # of the residents, when the forward ended
         self.watches: list[tuple[torch.Tensor, int]] = []  # see `Changes`
         self.given: list[weakref.ref[torch.Tensor]] = []  # what the caller got
+        self.retained: dict[int, torch.Tensor] = {}  # the whole gradients of outputs, by slot
         self.graphed = False  # whether its forward was the replay of a CUDA graph
         self.rescue: Rescue | None = None  # while steps are watched
+        # Raises where what Python reads in the backward has changed; None: it reads nothing.
+        self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
 
+    @property
+    def runner(self) -> "Runner":
+        if self._runner is None:
+            raise _second_backward()
+        return self._runner
+
     def release(self) -> None:
-        """The backward is over: a loss that is kept must not keep its batch."""
+        """The backward is over: a loss that is kept must keep neither its batch nor its plan."""
+        self._runner = None
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
-        self.rescue = None
+        self.rescue = self.holds = None
 
 
 class Runner:
@@ -122,12 +135,16 @@ class Runner:
         self.leaves = [list(s.gradients) for s in lowered.stretches]
         if self.leaves:
             self.leaves[-1] += joint.idle
-        self.leaf_positions = [[position[n] for n in leaves] for leaves in self.leaves]
+        self.leaf_positions = [
+            [position[n] for n in leaves if n in position] for leaves in self.leaves
+        ]
         self.internal = [i for i, n in enumerate(lowered.outputs) if n is not None]
         self.non_differentiable = [
             k for k, i in enumerate(self.internal) if not joint.differentiable[i]
         ]
         slot = {i: k for k, i in enumerate(self.internal)}
+        # Outputs that may get their whole gradient from the plan, where they stand for it.
+        self.slot_of_output = {joint.outputs[i]: k for k, i in enumerate(self.internal)}
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
         self.layouts_at: dict[Sizes, tuple[Any, ...]] = {}  # where sizes change
@@ -194,9 +211,16 @@ class Runner:
             args = self.joint.changing.at(sizes).numbers(args)
         return node.target(*args, **node.kwargs)
 
-    def __call__(self, residents: list[torch.Tensor], sizes: Sizes = ()) -> list[Any]:
-        """The outputs that the graph makes, as `internal` counts them."""
-        step = Step(residents, sizes)
+    def __call__(
+        self,
+        residents: list[torch.Tensor],
+        holds: Callable[[], None] | None = None,
+        sizes: Sizes = (),
+    ) -> list[Any]:
+        """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
+        backward begins; `sizes` are the call's, where they change from call to call."""
+        step = Step(self, residents, sizes)
+        step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
             step.rescue = Rescue(self.program, self.written, residents)
@@ -223,8 +247,12 @@ class Runner:
         self.changes.begin(step, outs, link)
         for index in range(len(self.lowered.stretches) - 1, -1, -1):
             leaves = [residents[p] for p in self.leaf_positions[index]]
-            link = _Stretch.apply(self, step, index, link, *leaves)
-        return list(_Outputs.apply(self, step, outs, link))
+            link = _Stretch.apply(step, index, link, *leaves)
+        given = list(_Outputs.apply(step, outs, link))
+        self.changes.watch_inner(given)
+        for i in self.joint.marked:
+            given[self.internal.index(i)].retain_grad()
+        return given
 
     def forward(self, step: Step) -> list[Any]:
         residents = step.residents
@@ -245,7 +273,7 @@ class Runner:
             self.changes.check_later(step, index)
         done = False
         try:
-            gradients = self._gradients(step, index)
+            gradients = self._without_retained(step, index, self._gradients(step, index))
             done = index < len(self.leaves) - 1
             return gradients
         except Exception as error:
@@ -255,6 +283,30 @@ class Runner:
             # After the last stretch, or an error in any.
             if not done and not backward_keeps_graph():
                 step.release()
+
+    def _without_retained(self, step: Step, index: int, made: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the leaves. Those of outputs go where `retain_grad()` puts them:
+        autograd has put there what came from outside of the plan, which is a part of it."""
+        if not self.joint.retained and (step.other is None or not step.other.joint.retained):
+            return made
+        whole = [(leaf, g) for leaf, g in zip(self.leaves[index], made, strict=True)]
+        if step.other is not None:
+            shown = [leaf for leaf in step.gradients if leaf in self.slot_of_output]
+            whole += [(leaf, step.gradients.pop(leaf)) for leaf in shown]
+        for leaf, gradient in whole:
+            slot = self.slot_of_output.get(leaf)
+            out = None if slot is None else step.given[slot]()
+            if gradient is not None and out is not None and out.retains_grad:
+                assert slot is not None
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+                before = step.retained.get(slot)  # of an earlier backward of this step
+                step.retained[slot] = gradient if before is None else before + gradient
+                out.grad = step.retained[slot]
+        return [
+            g
+            for leaf, g in zip(self.leaves[index], made, strict=True)
+            if leaf not in self.slot_of_output
+        ]
 
     def _gradients(self, step: Step, index: int) -> Sequence[Any]:
         if step.other is not None:
@@ -334,14 +386,16 @@ class Runner:
         what was written to since the forward, before anything runs."""
         if step.saved is None:
             raise _second_backward()
-        self.changes.refuse_looks_inside(step, grads)
+        if step.holds is not None:
+            step.holds()
+        retained = self.changes.retained(step, grads)
         if self.watch is not None:
             self.watch.reached(step, 1)
         step.tangents = list(grads)
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
         expected = self.expected_layouts(step)
-        key = (layouts, autocast_state())
-        if key == (expected, self.joint.autocast):
+        key = (layouts, autocast_state(), retained)
+        if key == (expected, self.joint.autocast, self.joint.retained):
             step.other = None
             changed = self.changes.found(step, self.joint)
             if changed is not None:
@@ -351,7 +405,7 @@ class Runner:
                 step.rescue.keep_tangents(grads)
             return
         self._take_another_way(step)
-        other = self._other_for(step, grads, key)
+        other = self._other_for(step, grads, key, retained)
         self.wanted = other
         changed = self.changes.found(step, other.joint)
         if changed is not None:
@@ -373,17 +427,23 @@ class Runner:
                 self.others[full] = OtherBackward(self, joint, changed)
         return self.others[full]
 
-    def _other_for(self, step: Step, grads: Sequence[Any], key: tuple[Any, ...]) -> OtherBackward:
+    def _other_for(
+        self,
+        step: Step,
+        grads: Sequence[Any],
+        key: tuple[Any, ...],
+        retained: tuple[int, ...],
+    ) -> OtherBackward:
         """The backward for gradients like these; where sizes change, one for all of them."""
         changing = self.joint.changing
         if changing is None:
             if key not in self.others:
-                self.others[key] = self._other_backward(grads)
+                self.others[key] = self._other_backward(grads, retained)
             return self.others[key]
         likes = [facts(self.joint.outputs[i]).value for i in self.internal]
-        key = (strides_key(likes, grads), key[1])
+        key = (strides_key(likes, grads), *key[1:])
         if key not in self.others:
-            self.others[key] = self._other_backward(grads)
+            self.others[key] = self._other_backward(grads, retained)
             if not changing.conditions().hold(step.sizes):
                 raise PlanMismatch(
                     "gradients arrived for other outputs than planned, and the backward for them "
@@ -397,14 +457,14 @@ class Runner:
             step.tangents[k] = laid_out(grads[k], wanted)
         return other
 
-    def _other_backward(self, grads: Sequence[Any]) -> OtherBackward:
+    def _other_backward(self, grads: Sequence[Any], retained: tuple[int, ...]) -> OtherBackward:
         outputs = self.joint.outputs
         tangents = tuple(
             Tangent(self.internal[k], stride_like(facts(outputs[self.internal[k]]).value, g))
             for k, g in enumerate(grads)
             if g is not None
         )
-        joint = self.record_backward(self.joint, tangents, autocast_state())
+        joint = self.record_backward(self.joint, tangents, autocast_state(), retained)
         with outside_modes():  # lowering tries calls, which are no part of the step
             return OtherBackward(self, joint)
 
@@ -419,27 +479,24 @@ def _second_backward() -> RuntimeError:
 
 class _Stretch(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, index: int, link: torch.Tensor, *_leaves: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, step: Step, index: int, link: torch.Tensor, *_leaves: Any) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step, index)
+        ctx.call = (step, index)
         return link.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        runner, step, index = ctx.call
+        step, index = ctx.call
         _refuse_double_backward()
-        return (None, None, None, None, *runner.backward(step, index))
+        return (None, None, None, *step.runner.backward(step, index))
 
 
 class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, step: Step, made: list[Any], _link: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: Step, made: list[Any], _link: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.call = (runner, step)
+        ctx.step = step
+        runner = step.runner
         # The tensors given out get a grad_fn that leads here: the step must not hold those.
         outs = tuple(runner.changes.share_counters(made))
         step.given = [weakref.ref(out) for out in outs]
@@ -449,9 +506,9 @@ class _Outputs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _refuse_double_backward()
-        runner, step = ctx.call
-        runner.choose_backward(step, grads)
-        return None, None, None, None
+        step: Step = ctx.step
+        step.runner.choose_backward(step, grads)
+        return None, None, None
 
 
 def _refuse_double_backward() -> None:

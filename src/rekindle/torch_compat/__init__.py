@@ -15,6 +15,7 @@ with missing_names_explained():
     from rekindle.torch_compat.autograd import (
         backward_keeps_graph,
         backward_node,
+        differentiated_now,
         forward_sequence_nr,
         kept_tensors,
         node_sequence_nr,
@@ -40,6 +41,7 @@ with missing_names_explained():
         KeptAnswers,
         default_device,
         dispatch_with_symbols,
+        eager_layouts_answered,
         filling_stand_in,
         fresh_like,
         new_fake_mode,
@@ -62,6 +64,7 @@ with missing_names_explained():
         nn_functions,
     )
     from rekindle.torch_compat.running import (
+        as_eager_calls,
         eager_kernels,
         outside_modes,
         recurrent_layers_call,
@@ -111,6 +114,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_call",
     "answering",
+    "as_eager_calls",
     "as_modules_call",
     "asked",
     "backward_keeps_graph",
@@ -120,8 +124,10 @@ __all__ = [
     "conditions_of",
     "copy_all",
     "default_device",
+    "differentiated_now",
     "dispatch_with_symbols",
     "eager_kernels",
+    "eager_layouts_answered",
     "every_decision_noted",
     "expression_key",
     "filling_stand_in",

@@ -1,9 +1,12 @@
 """The autograd graph: which of its nodes an op belongs to, and how its backward was asked for."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 
 def forward_sequence_nr() -> int:
@@ -31,15 +34,18 @@ def backward_keeps_graph() -> bool:
 def outputs_below(roots: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> set[int]:
     """Indices of the outputs that some root was computed from, so that part of their gradient comes
     through it."""
-    place = {t.grad_fn: i for i, t in enumerate(outputs) if t.grad_fn is not None}
-    stack = [below for t in roots if t.grad_fn is not None for below, _ in t.grad_fn.next_functions]
+    # Ops with several outputs, such as a split, have one node for all of them.
+    place = {(t.grad_fn, t.output_nr): i for i, t in enumerate(outputs) if t.grad_fn is not None}
+    stack = [edge for t in roots if t.grad_fn is not None for edge in t.grad_fn.next_functions]
+    met: set[Any] = set()
     seen: set[Any] = set()
     while stack:
-        node = stack.pop()
+        node, number = stack.pop()
+        met.add((node, number))
         if node is not None and node not in seen:
             seen.add(node)
-            stack += [below for below, _ in node.next_functions]
-    return {i for node, i in place.items() if node in seen}
+            stack += node.next_functions
+    return {i for edge, i in place.items() if edge in met}
 
 
 def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -58,3 +64,21 @@ def kept_tensors(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             if below is not None and below not in seen:
                 seen.add(below)
                 stack.append(below)
+
+
+_INPUTS = 3  # the position of `inputs` behind the roots, in every release that is supported
+
+
+def differentiated_now() -> list[torch.Tensor]:
+    """Inside a backward: the tensors that some caller, in whatever thread, asks gradients of by
+    `torch.autograd.grad` or `backward(inputs=...)`. The engine itself does not tell: it takes such
+    a gradient on its way."""
+    found: list[torch.Tensor] = []
+    for newest in sys._current_frames().values():
+        frame: FrameType | None = newest
+        while frame is not None:
+            if frame.f_code is _engine_run_backward.__code__:
+                given = frame.f_locals["args"][_INPUTS:]
+                found += [t for t in (given[0] if given else ()) if isinstance(t, torch.Tensor)]
+            frame = frame.f_back
+    return found

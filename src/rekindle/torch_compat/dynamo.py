@@ -60,7 +60,7 @@ class GraphInput:
 class CallGuards:
     """Whether a call is the one that was read."""
 
-    __slots__ = ("__weakref__", "_manager", "_prepared", "_surroundings", "_unwatched")
+    __slots__ = ("__weakref__", "_later", "_manager", "_prepared", "_surroundings", "_unwatched")
 
     def __init__(
         self,
@@ -68,8 +68,10 @@ class CallGuards:
         unwatched: list[str],
         surroundings: "_Surroundings",
         prepared: Prepared,
+        later: Any,
     ) -> None:
         self._manager = manager
+        self._later = later  # the part that is about what the backward's Python reads, or None
         self._unwatched = unwatched
         self._surroundings = surroundings
         self._prepared = prepared
@@ -88,19 +90,47 @@ class CallGuards:
         """The first guard that does not hold, as Dynamo writes it."""
         if self._unwatched:
             return f"{self._unwatched[0]} is alive"
-        if not self._surroundings.as_before():
-            return (
-                "hooks of all modules, methods of classes, imports and os.environ are as they were"
-            )
-        with outside_modes():
-            found = self._manager.check_verbose(scope)
-        if found.result:
-            return None
-        return " ".join(str(part) for part in found.verbose_code_parts[:1])
+        changed = self._surroundings.changed()
+        if changed is not None:
+            return f"{changed} as they were"
+        return _first_failed(self._manager, scope)
+
+    @property
+    def has_later_reads(self) -> bool:
+        """Whether Python code that runs in the backward reads something."""
+        return self._later is not None
+
+    def failed_later(self, scope: dict[str, Any]) -> str | None:
+        """When the backward begins: the first guard on what its Python reads that does not hold."""
+        return _first_failed(self._later, scope)
+
+
+def _first_failed(manager: Any, scope: dict[str, Any]) -> str | None:
+    with outside_modes():
+        found = manager.check_verbose(scope)
+    if found.result:
+        return None
+    return " ".join(str(part) for part in found.verbose_code_parts[:1])
 
 
 _TRACKER = "torch.utils.module_tracker"
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
+
+
+# Settings that torch's C++ reads where it chooses which op an op becomes, such as attention's.
+# (What an op does when it runs, the recorded op asks itself.)
+_SETTINGS: tuple[Callable[[], Any], ...] = tuple(
+    getattr(torch._C, name)
+    for name in (
+        "_get_flash_sdp_enabled",
+        "_get_mem_efficient_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_cudnn_sdp_enabled",
+        "_get_mkldnn_enabled",
+        "_get_cudnn_enabled",
+    )
+    if hasattr(torch._C, name)
+)
 
 
 def _getter(names: list[str]) -> Callable[[Any], Any]:
@@ -109,7 +139,7 @@ def _getter(names: list[str]) -> Callable[[Any], Any]:
 
 class _Surroundings:
     """What Dynamo reads and does not guard: hooks of all modules, what the classes of the modules
-    define, modules that forward imports, and the environment."""
+    define, modules that forward imports, the environment, and torch's choices of kernels."""
 
     __slots__ = ("_environment", "_expected", "_imported", "_tables")
     _HOOKS = tuple(
@@ -134,7 +164,7 @@ class _Surroundings:
         self._environment = unguarded.environment
         self._expected = self._now()
 
-    def _now(self) -> Any:
+    def _now(self) -> tuple[Any, ...]:
         # Counters of operations follow modules by hooks that change nothing.
         hooks = [hook for table in self._HOOKS for hook in table.values()]
         return (
@@ -142,13 +172,30 @@ class _Surroundings:
             [(methods(table), own and len(table)) for table, own, methods in self._tables],
             [sys.modules.get(name) for name in self._imported],
             dict(os.environ) if self._environment else None,
+            [setting() for setting in _SETTINGS],
         )
+
+    _WORDS = (
+        "the hooks of all modules are",
+        "the methods of the classes are",
+        "the modules that forward imports are",
+        "the variables of os.environ are",
+        "torch's choices of kernels (torch.backends) are",
+    )
 
     def as_before(self) -> bool:
         try:
             return bool(self._now() == self._expected)
         except KeyError:  # a method that was taken away
             return False
+
+    def changed(self) -> str | None:
+        """What is no longer as it was, in words; None if nothing is."""
+        try:
+            pairs = zip(self._WORDS, self._now(), self._expected, strict=True)
+            return next((words for words, now, then in pairs if now != then), None)
+        except KeyError:
+            return self._WORDS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +352,12 @@ def _guards(
                     weakref.finalize(obj, unwatched.append, obj_str).atexit = False
             return id(obj)
 
-    manager = Manager(code, output_graph)
+    manager = Manager(code, output_graph).guard_manager
+    later = None
+    if unguarded.later:
+        later = Manager(code, output_graph, guard_filter_fn=unguarded.later.kept).guard_manager
     surroundings = _Surroundings(forward, unguarded)
-    return CallGuards(manager.guard_manager, unwatched, surroundings, unguarded.prepared)
+    return CallGuards(manager, unwatched, surroundings, unguarded.prepared, later)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,12 @@ import torch
 from torch import fx
 
 from rekindle.errors import CaptureError
+from rekindle.torch_compat.dynamo_backward import ReadLater, backward_reads_noted
 from rekindle.torch_compat.dynamo_globals import globals_of_any_scope
+from rekindle.torch_compat.dynamo_guards import guarded_as_read
+from rekindle.torch_compat.dynamo_patches import attribute_reader
 from rekindle.torch_compat.dynamo_reads import read_as_eager_runs
+from rekindle.torch_compat.fake_tensors import eager_layouts_answered
 from rekindle.torch_compat.prepared import Prepared, left_as_it_was
 
 
@@ -41,6 +45,7 @@ class Unguarded:
     imported: list[str] = field(default_factory=list)  # modules, inside of functions
     reads: list[str] = field(default_factory=list)
     prepared: Prepared = field(default_factory=Prepared)
+    later: ReadLater = field(default_factory=ReadLater)  # by the backward's Python
 
     @property
     def environment(self) -> bool:
@@ -86,12 +91,16 @@ _QUIET = ("transformers", "diffusers", "timm", "peft", "accelerate")
 
 
 @contextlib.contextmanager
-def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterator[Unguarded]:
+def answering(
+    ask: Ask, mark: Callable[..., Any], returned: Returned, module_hooks: Callable[..., Any]
+) -> Iterator[Unguarded]:
     """Inside, Dynamo gives eager's answers. A call of `mark` on what a model returns fills in
-    `returned`, and is no part of the graph. Gives what is read without a guard."""
+    `returned`, and is no part of the graph; `module_hooks` makes what is. Gives what is read
+    without a guard."""
     unguarded = Unguarded()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_told_that_it_is_not_compiled())
+        stack.enter_context(eager_layouts_answered())
         stack.enter_context(_functions_answered(mark, returned, unguarded))
         stack.enter_context(_loggers_answered())
         stack.enter_context(_numbers_answered(ask))
@@ -102,7 +111,9 @@ def answering(ask: Ask, mark: Callable[..., Any], returned: Returned) -> Iterato
         stack.enter_context(globals_of_any_scope())
         stack.enter_context(_data_given())
         stack.enter_context(_recurrent_functions_plain())
-        stack.enter_context(read_as_eager_runs())
+        stack.enter_context(read_as_eager_runs(module_hooks))
+        stack.enter_context(guarded_as_read())
+        stack.enter_context(backward_reads_noted(unguarded.later))
         yield unguarded
 
 
@@ -263,7 +274,7 @@ def _loss_nodes(tx: Any, out: Any) -> tuple[fx.Node, ...]:
             kind = out.python_type()
             if issubclass(kind, (tuple, list)) and not hasattr(kind, "_fields"):
                 return ()
-            found = getattr(out, _attribute_reader(type(out)))(tx, "loss")
+            found = getattr(out, attribute_reader(type(out)))(tx, "loss")
     except Exception:  # it has none
         return ()
     return _nodes(found) if isinstance(found, TensorVariable) else ()
@@ -288,11 +299,6 @@ def _loggers_answered() -> Iterator[None]:
         yield
 
 
-def _attribute_reader(cls: type) -> str:
-    """The method that reads an attribute; it has another name since torch 2.14."""
-    return "var_getattr" if hasattr(cls, "var_getattr") else "tp_getattro_impl"
-
-
 @contextlib.contextmanager
 def _missing_attributes_guarded() -> Iterator[None]:
     """Dynamo guards an attribute that it finds, and not one whose absence the model handles."""
@@ -301,7 +307,7 @@ def _missing_attributes_guarded() -> Iterator[None]:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables import UnspecializedNNModuleVariable
 
-    method = _attribute_reader(UnspecializedNNModuleVariable)
+    method = attribute_reader(UnspecializedNNModuleVariable)
     read = getattr(UnspecializedNNModuleVariable, method)
 
     @functools.wraps(read)
@@ -326,7 +332,7 @@ def _missing_attributes_guarded() -> Iterator[None]:
 def _aspects_noted(aspects: dict[tuple[str, str], Any]) -> Iterator[None]:
     from torch._dynamo.variables import TensorVariable
 
-    method = _attribute_reader(TensorVariable)
+    method = attribute_reader(TensorVariable)
     read = getattr(TensorVariable, method)
 
     @functools.wraps(read)

@@ -1,34 +1,28 @@
 """What Dynamo reads otherwise than eager runs it, or not at all, where the recorder can follow."""
 
 import contextlib
-import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-
-@contextlib.contextmanager
-def read_as_eager_runs() -> Iterator[None]:
-    """All of it."""
-    with _own_code_read(), _generators_given(), _retained_gradients_followed():
-        yield
+from rekindle.torch_compat.dynamo_guards import install
+from rekindle.torch_compat.dynamo_patches import changed
 
 
 @contextlib.contextmanager
-def _changed(owner: Any, name: str, change: Any) -> Iterator[None]:
-    """`change` makes the method out of the one that it stands for."""
-    own = vars(owner).get(name)
-    read = getattr(owner, name)
-    setattr(owner, name, functools.wraps(read)(change(read)))
-    try:
+def read_as_eager_runs(module_hooks: Callable[..., Any]) -> Iterator[None]:
+    """All of it. `module_hooks(module, hooks, pre_hooks)` makes what stands in the graph for the
+    backward hooks of a module."""
+    with (
+        _own_code_read(),
+        _generators_given(),
+        _retained_gradients_followed(),
+        _module_hooks_given(module_hooks),
+        _requiring_followed(),
+    ):
         yield
-    finally:
-        if own is None:  # it was inherited
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
 
 
 @contextlib.contextmanager
@@ -47,7 +41,7 @@ def _own_code_read() -> Iterator[None]:
 
         return call_function
 
-    with _changed(PolyfilledFunctionVariable, "call_function", change):
+    with changed(PolyfilledFunctionVariable, "call_function", change):
         yield
 
 
@@ -73,7 +67,7 @@ def _generators_given() -> Iterator[None]:
 
         return as_proxy
 
-    with _changed(UserDefinedObjectVariable, "as_proxy", change):
+    with changed(UserDefinedObjectVariable, "as_proxy", change):
         yield
 
 
@@ -89,5 +83,55 @@ def _retained_gradients_followed() -> Iterator[None]:
 
         return method_attr_retain_grad
 
-    with _changed(TensorVariable, "method_attr_retain_grad", change):
+    with changed(TensorVariable, "method_attr_retain_grad", change):
+        yield
+
+
+@contextlib.contextmanager
+def _module_hooks_given(module_hooks: Callable[..., Any]) -> Iterator[None]:
+    """The backward hooks of a module become an attribute of the graph. Dynamo would read them in
+    the backward, with compiled autograd; here they are called then, and are guarded by which they
+    are and whose."""
+    from torch._dynamo.variables.distributed import BackwardHookVariable
+
+    def create(tx: Any, module: Any, _hooks: Any, _pre_hooks: Any) -> Any:
+        real = module.value
+        given = module_hooks(real, real._get_backward_hooks()[0], real._get_backward_pre_hooks())
+        install(module.source, given.are_those_of, "has the same backward hooks")
+        name = f"module_hooks_{len(tx.output.nn_modules)}"
+        tx.output.nn_modules[name] = given
+        proxy = tx.output.create_proxy("get_attr", name, (), {})
+        proxy.node.meta["example_value"] = torch.utils.hooks.BackwardHook(None, (), ())
+        return BackwardHookVariable(proxy, module, _hooks, _pre_hooks)
+
+    own = vars(BackwardHookVariable)["create"]
+    BackwardHookVariable.create = staticmethod(create)
+    try:
+        yield
+    finally:
+        BackwardHookVariable.create = own
+
+
+@contextlib.contextmanager
+def _requiring_followed() -> Iterator[None]:
+    """`requires_grad_()` on a tensor that is given becomes a call of the graph: who follows it
+    says what is then to be done at each call."""
+    from torch._dynamo.variables import TensorVariable
+
+    def change(read: Any) -> Any:
+        def method_requires_grad_(self: Any, tx: Any, requires_grad: Any = True) -> Any:
+            wanted = requires_grad is True or requires_grad.as_python_constant() is True
+            example = self.as_proxy().node.meta["example_value"]
+            able = example.is_floating_point() and example.is_leaf and not example.requires_grad
+            inside = len(tx.output.tracers) > 1  # of a part that may run another number of times
+            if self.source is None or not wanted or not able or inside:
+                return read(self, tx, requires_grad)
+            tx.output.create_proxy("call_method", "requires_grad_", (self.as_proxy(),), {})
+            example.requires_grad_()
+            self.requires_grad = True
+            return self
+
+        return method_requires_grad_
+
+    with changed(TensorVariable, "method_requires_grad_", change):
         yield

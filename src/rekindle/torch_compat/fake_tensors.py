@@ -1,12 +1,15 @@
 """Fake tensors, which have no data: how they are made, and the answers that their mode keeps."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -61,6 +64,55 @@ def filling_stand_in(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor | N
     converter.set_tensor_memo(real, fake)
     return fake
 
+
+# ---- kernels for fake tensors that refuse what eager runs
+
+
+class _Asking(threading.local):
+    """Whether this thread captures; other users of fake tensors get torch's own answers."""
+
+    num = 0
+
+
+_asking = _Asking()
+
+
+@contextlib.contextmanager
+def eager_layouts_answered() -> Iterator[None]:
+    """Inside, fake tensors have eager's answer where torch's kernel for them has another."""
+    _asking.num += 1
+    try:
+        yield
+    finally:
+        _asking.num -= 1
+
+
+def _grouped_mm(
+    mode: FakeTensorMode,
+    _op: Any,
+    a: Any,
+    b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """Eager multiplies float32 and float16 too; torch's kernel for fake tensors (2.11 to 2.15)
+    knows bfloat16 alone. Rows are padded to 16 bytes as in eager, which torch's kernel leaves out
+    in a build without CUDA. What eager refuses is left to eager to refuse."""
+    if not _asking.num or torch.version.hip:
+        return NotImplemented
+    dtype = out_dtype or a.dtype
+    shape = [a.shape[-2], b.shape[-1]]
+    if a.dim() == b.dim():  # a product for each group
+        shape.insert(0, a.shape[0] if a.dim() == 3 else offs.shape[0])
+    columns = 16 // dtype.itemsize
+    width = -(-shape[-1] // columns) * columns
+    stride = [shape[-2] * width, width, 1][-len(shape) :]
+    with mode:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=a.device)
+
+
+register_op_impl(torch.ops.aten._grouped_mm.default)(_grouped_mm)
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 DEVICE_OF = torch.ops.prim.device.default  # the engine asks for it several times per op

@@ -37,6 +37,35 @@ class eager_kernels:
             torch.set_autocast_enabled(device, True)
 
 
+class as_eager_calls:
+    """Inside `eager_kernels`: Python code that runs as it does in eager's backward, without a graph
+    and with all of the dispatcher."""
+
+    __slots__ = ("_grad", "_guard")
+
+    def __enter__(self) -> None:
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        for key in _BELOW_AUTOGRAD:
+            excluded = excluded.remove(key)
+        included = torch._C._dispatch_tls_local_include_set()
+        self._guard = torch._C._ForceDispatchKeyGuard(included, excluded)
+        self._guard.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        self._guard.__exit__(*error)
+
+
+# What `_AutoDispatchBelowAutograd` steps over.
+_BELOW_AUTOGRAD = tuple(
+    getattr(torch._C.DispatchKey, name)
+    for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+    if hasattr(torch._C.DispatchKey, name)
+)
+
+
 @functools.cache
 def _generator_name() -> str:
     """What `checkpoint(..., use_reentrant=False)` runs a region by."""

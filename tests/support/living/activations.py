@@ -45,7 +45,7 @@ class RetainedByTheCaller(Living):
         note("gradient of the activation", self.h.grad)
 
 
-@case("e11")
+@case("e11", refusal="or its gradient was asked for")
 class GradientWithRespectToIt(RetainedByTheCaller):
     def train_step(self, note: Note, args: Any, kwargs: Any) -> None:
         out = self(*args, **kwargs)

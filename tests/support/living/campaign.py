@@ -126,6 +126,8 @@ def _refusal(case: Case, how: How, got: Trace) -> Outcome | None:
     if got.stopped is None:
         return None
     step, error = got.stopped
+    if case.refusal and case.refusal in str(error):
+        return Outcome("refused in a step", f"step {step}: {error}")
     detail = f"step {step}: {type(error).__name__}: {error}"
     if isinstance(error, PlanMismatch):
         early = step < CHANGED and case.steady and not case.breaks

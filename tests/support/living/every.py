@@ -22,6 +22,9 @@ from support.living import (
     patched,
     randomness,
     surroundings,
+    third_changes,
+    third_reads,
+    third_torch,
 )
 from support.living.cases import CASES
 
@@ -47,6 +50,9 @@ ROOMS = (
     patched,
     randomness,
     surroundings,
+    third_changes,
+    third_reads,
+    third_torch,
 )
 
 __all__ = ["CASES", "ROOMS"]

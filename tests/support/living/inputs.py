@@ -80,7 +80,7 @@ class InputIsABuffer(Living):
         return (data(step), torch.linspace(0, 1, 12) if step < 2 else self.shift), {}
 
 
-@case("e11", breaks=True, quick=True)
+@case("e11", quick=True)
 class ArgumentMadeToRequireGrad(Living):
     """As in a gradient penalty: the caller finds a gradient at its input."""
 
@@ -249,7 +249,7 @@ class InputRefilled(Written):
         return out
 
 
-@case("e8")
+@case("e8", refusal="buffer shift")
 class BufferWrittenBeforeTheBackward(InputRefilled):
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class BiasWrittenBeforeTheBackward(Written):
         return out
 
 
-@case("e17")
+@case("e17", breaks=True)
 class SampleIsNoLeaf(Living):
     def forward(self, x: Tensor) -> Tensor:
         x.mul_(0.5)

@@ -104,7 +104,7 @@ class BackwardInAnotherThread(Between):
         thread.join()
 
 
-@case("mix")
+@case("mix", steady=False)
 class AccumulatedOverAChange(Shares):
     """Two micro-batches for one step of the optimizer, and a change between them."""
 
@@ -226,7 +226,7 @@ class EmbeddingRenormalizes(Living):
         self.table.max_norm = 0.5
 
 
-@case("mix")
+@case("mix", steady=False)
 class ShapesComeAndGo(Shares):
     """Three batch sizes, with a change while another one is in use."""
 

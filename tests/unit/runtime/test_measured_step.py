@@ -469,7 +469,7 @@ def test_where_nothing_fits_the_rest_is_estimated(monkeypatch):
     assert all(op.cost_ns >= 0 for op in profile.ops)
 
 
-def test_a_cpu_without_room_is_not_tried(monkeypatch):
+def test_a_cpu_without_room_is_not_tried(monkeypatch, caplog):
     class Small(QuickBench):
         def free_bytes(self):
             return 1000
@@ -478,6 +478,8 @@ def test_a_cpu_without_room_is_not_tried(monkeypatch):
     profile = planned(*models()["vit"]).profile
     assert set(profile.num_by_source) == {Source.ESTIMATED}
     assert profile.not_measured[0][1] == "does not fit on the device"
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "ops were not measured (does not fit on the device)" in said
 
 
 class DyingBench(QuickBench):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rekindle.torch_compat import KeptAnswers, fake_tensors, new_fake_mode
+from rekindle.torch_compat import KeptAnswers, eager_layouts_answered, fake_tensors, new_fake_mode
 
 aten = torch.ops.aten
 
@@ -40,3 +40,32 @@ def test_another_form_is_not_used(monkeypatch):
         assert not KeptAnswers(new_fake_mode()).usable
     finally:
         fake_tensors._told_of_an_answer.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [5, 6, 16])
+def test_grouped_products_are_laid_out_as_in_eager(dtype, width):
+    """torch's own kernel for fake tensors refuses float32, and on a CPU it does not pad rows."""
+    ends = torch.tensor([3, 5, 8, 16], dtype=torch.int32)
+    rows, columns = torch.randn(16, 16).to(dtype), torch.randn(width, 16).to(dtype).t()
+    batch = torch.randn(4, 8, 16).to(dtype)
+    many = torch.randn(4, width, 16).to(dtype).transpose(1, 2)
+    for a, b, offs in (
+        (rows, many, ends),
+        (batch, many, None),
+        (batch, columns, torch.tensor([1, 2, 4, width], dtype=torch.int32)),
+        (rows.t(), torch.randn(16, 16).to(dtype), ends),
+    ):
+        real = torch._grouped_mm(a, b, offs=offs)
+        with new_fake_mode() as mode, eager_layouts_answered():
+            fake = torch._grouped_mm(
+                *map(mode.from_tensor, (a, b)),
+                offs=offs if offs is None else mode.from_tensor(offs),
+            )
+        assert (fake.dtype, fake.shape, fake.stride()) == (real.dtype, real.shape, real.stride())
+
+
+def test_other_users_of_fake_tensors_get_torchs_own_answers():
+    ends = torch.tensor([3, 5], dtype=torch.int32)
+    with new_fake_mode(), pytest.raises(RuntimeError, match="BF16"):
+        torch._grouped_mm(torch.randn(5, 8), torch.randn(2, 8, 8), offs=ends)
