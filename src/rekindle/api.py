@@ -55,6 +55,7 @@ def plan(
     fuse: bool = DEFAULTS.fuse,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    offload: str | bool = DEFAULTS.offload,
 ) -> Plan:
     """A plan for `model(*args, **kwargs)` within the budget. The model is captured on fake tensors.
     Ops that no earlier run has measured are measured in a step on the sample, which leaves
@@ -83,6 +84,9 @@ def plan(
     DistributedDataParallel.
     `cuda_graph=True` runs the step as a CUDA graph: no launch overhead, and the step's memory stays
     reserved. `fuse=False` does not fuse chains of elementwise ops on a GPU.
+    `offload="auto"` lets the plan move values to host memory and back beside the ops, where the
+    device's link is known and that is faster than recomputing them; "host_budget 32GiB" with at
+    most so much host memory.
     """
     options = _options(locals())
     kwargs = with_loss_args(model, kwargs, loss_fn, loss_args)
@@ -121,6 +125,7 @@ def rematerialize(
     fuse: bool = DEFAULTS.fuse,
     best_effort: bool = DEFAULTS.best_effort,
     remeasure: bool = DEFAULTS.remeasure,
+    offload: str | bool = DEFAULTS.offload,
 ) -> nn.Module:
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.

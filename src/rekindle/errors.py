@@ -77,5 +77,9 @@ class ChangedInPlace(RekindleError, RuntimeError):
     """A tensor changed in place before the backward, where eager allows it and the plan cannot."""
 
 
+class HostMemoryFull(RekindleError, MemoryError):
+    """Steps that are alive at one time would need more host memory than `offload` allows."""
+
+
 class DeviceProfileError(RekindleError, ValueError):
     """A device description that does not exist or cannot be parsed."""

@@ -39,7 +39,7 @@ from rekindle.core import (
 )
 from rekindle.errors import BudgetInfeasible, InvalidSchedule
 from rekindle.frontend import Call, Reading
-from rekindle.plans.options import Dynamic, Options
+from rekindle.plans.options import Dynamic, Options, parse_offload
 from rekindle.predict import Predictor
 from rekindle.profile.changing import ChangingCosts
 from rekindle.program import Program
@@ -400,6 +400,8 @@ def has_families(options: Options) -> bool:
     """Whether plans of these options can cover sizes that change."""
     if options.dynamic is False or options.cuda_graph or options.schedule is not None:
         return False
+    if parse_offload(options.offload) is not None:
+        return False  # transfers are planned for one shape
     return options.budget != MIN_BUDGET  # which is each shape's own
 
 

@@ -34,11 +34,12 @@ from rekindle.core import (
     parse_budget,
 )
 from rekindle.core.disk import own_version
-from rekindle.errors import BudgetInfeasible, PlanMismatch
+from rekindle.errors import BudgetInfeasible, DeviceProfileError, PlanMismatch
 from rekindle.frontend import Marks, Reading, call_of, read
 from rekindle.lower.guards import Guards as DataGuards
 from rekindle.measuring import measured_in_place
-from rekindle.plans.options import Options
+from rekindle.offloading import choose_moving, problem_of
+from rekindle.plans.options import Options, parse_offload
 from rekindle.plans.plan_record import (
     PlanRecord,
     Provenance,
@@ -51,6 +52,7 @@ from rekindle.predict import DeviceBudget, Predictor, residents_of
 from rekindle.predict import device_budget as device_budget_of
 from rekindle.predict.device_budget import headroom_bytes, optimizer_class, total_bytes
 from rekindle.profile import (
+    DeviceDescription,
     Profile,
     ProfileListener,
     ProfileProgress,
@@ -59,6 +61,8 @@ from rekindle.profile import (
     profile_nodes,
 )
 from rekindle.profile.changing import ChangingCosts
+from rekindle.profile.host_rates import HostRates, spare_host_bytes
+from rekindle.profile.measure_host import host_rates
 from rekindle.profile.profiler import describe, is_there
 from rekindle.program import Program, analyse, charged_nodes
 from rekindle.program.formulate import Formulation, formulate, formulation
@@ -189,7 +193,7 @@ def plan_again(
     if same_ops:
         with contextlib.suppress(BudgetInfeasible):
             again = replace(options, schedule=old.schedule)
-            record, captured = plan_joint(again, joint, old.problem.name, sample, given)
+            record, captured = plan_joint(again, joint, old.problem.name, sample, given, like=old)
             runner = _late_runner(options, captured.program, record)
             captured = replace(captured, options=options, late_runner=runner)
             return _made_like(replace(record, solver=old.solver), old), captured
@@ -212,16 +216,19 @@ def plan_joint(
     given: DeviceBudget | None = None,
     at_least: int = 0,
     reading: Reading | None = None,
+    like: PlanRecord | None = None,
 ) -> tuple[PlanRecord, Captured]:
     """The stages from the captured graph on. `sample` is what a step can be measured on; `given` is
-    the device budget, resolved."""
+    the device budget, resolved; `like` is a plan whose link to the host this one has too."""
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, name, sample)
+        if like is not None:
+            problem = replace(problem, transfers=like.problem.transfers)
         predictor = Predictor(program, profile, problem)
         budget = None if given is None else given.step_bytes
         if options.budget not in (None, MIN_BUDGET):
             budget = max(at_least, parse_budget(options.budget, predictor.keep_all_bytes))
-        choice = choose(options, predictor, budget)
+        problem, choice = _chosen(options, predictor, budget)
         record = _record(options, program, profile, problem, choice)
         milestone(f"planned {record}{', a solution from the cache' if choice.kept else ''}")
     runner = _late_runner(options, program, record)
@@ -249,10 +256,20 @@ def correct_plan(
     again = replace(again, time_limit_s=limit_s)
     with collector_at_rest():
         predictor = Predictor(program, profile, problem)
-        choice = choose(again, predictor, budget, start=old.schedule)
+        problem, choice = _chosen(again, predictor, budget, start=old.schedule)
         record = _made_like(_record(options, program, profile, problem, choice), old)
     runner = _late_runner(options, program, record, num_corrections)
     return record, replace(captured, late_runner=runner, kept=choice.kept)
+
+
+def _chosen(
+    options: Options, predictor: Predictor, budget: int | None, start: Schedule | None = None
+) -> tuple[Problem, Choice]:
+    """The schedule, and the problem that it is of: with a link where it moves values."""
+    if predictor.problem.transfers is None:
+        return predictor.problem, choose(options, predictor, budget, start)
+    choice = choose_moving(options, predictor, budget, start)
+    return problem_of(predictor, choice), choice
 
 
 def capture_for(
@@ -279,6 +296,7 @@ def capture_for(
     sample = sample_of(joint, [given.value for given in reading.inputs])
     with collector_at_rest():
         program, profile, problem = _formulated(options, joint, type(model).__name__, sample)
+    problem = replace(problem, transfers=record.problem.transfers)
     _check_match(record, program, problem)
     runner = _late_runner(options, program, replace(record, problem=problem))
     return Captured(program, profile, runner, reading, options)
@@ -376,11 +394,8 @@ def formulated_family(
     at = joint.changing.at(sizes)
     program, profile = _profiled(options, joint, sample, at)
     charged = {name for names in charged_nodes(program) for name in names}
-    description = None if options.device_profile is None else load_device(options.device_profile)
-    costs = ChangingCosts(
-        [node for node in joint.nodes if node.name in charged],
-        description or describe(joint.device),
-    )
+    nodes = [node for node in joint.nodes if node.name in charged]
+    costs = ChangingCosts(nodes, _description(options, joint.device) or describe(joint.device))
     costs.add(profile, at)
     return program, costs, formulation(program, profile, name, at)
 
@@ -478,15 +493,25 @@ def _formulated(
             "model or leave cuda_graph out"
         )
     program, profile = _profiled(options, joint, sample)
-    return program, profile, formulate(program, profile, name)
+    description = _description(options, joint.device)
+    profile = replace(profile, host=_host_rates(options, joint.device, description))
+    problem = formulate(program, profile, name)
+    if profile.host is not None:
+        problem = replace(problem, transfers=profile.host.link(_host_budget(options)))
+    return program, profile, problem
+
+
+def _description(options: Options, device: torch.device) -> DeviceDescription | None:
+    """The device that costs are estimated for; None where they are measured."""
+    if options.device_profile is not None:
+        return load_device(options.device_profile)
+    return describe(device) if options.profile == "estimate" else None
 
 
 def _profiled(
     options: Options, joint: JointGraph, sample: Sample | None, at: SizesAt | None = None
 ) -> tuple[Program, Profile]:
-    description = None if options.device_profile is None else load_device(options.device_profile)
-    if description is None and options.profile == "estimate":
-        description = describe(joint.device)
+    description = _description(options, joint.device)
     program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     charged = {name for names in charged_nodes(program) for name in names}
     listener = functools.partial(_tell_profiling, options.on_progress)
@@ -509,6 +534,33 @@ def _profiled(
             100 * profile.spread,
         )
     return program, profile
+
+
+def _host_rates(
+    options: Options, device: torch.device, description: DeviceDescription | None
+) -> HostRates | None:
+    """The link to host memory that a plan may use; None where it is to use none."""
+    wish = parse_offload(options.offload)
+    if wish is None or options.cuda_graph:
+        return None
+    if description is None and device.type == "cuda":
+        found = host_rates(device, cache=options.cache, remeasure=options.remeasure)
+        if found is None:
+            log.warning("the link to host memory cannot be measured now: values are not moved")
+        return found
+    where = description or describe(device)
+    if where.host is None and not wish.only_where_known:
+        raise DeviceProfileError(
+            f"the device description {where.name!r} has no rates to and from host memory, which "
+            f"offload={options.offload!r} needs: add a table host to it"
+        )
+    return None if where.kind == "cpu" and wish.only_where_known else where.host
+
+
+def _host_budget(options: Options) -> int:
+    wish = parse_offload(options.offload)
+    assert wish is not None
+    return spare_host_bytes() if wish.host_budget is None else wish.host_budget
 
 
 def _tell_profiling(listener: ProfileListener | None, seen: ProfileProgress) -> None:

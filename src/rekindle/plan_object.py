@@ -185,6 +185,21 @@ class Plan:
         return self.record.options.fuse
 
     @property
+    def offload(self) -> str | bool:
+        """Whether values may be moved to host memory, as given."""
+        return self.record.options.offload
+
+    @property
+    def moved_bytes(self) -> int:
+        """What a step sends to host memory, and fetches again."""
+        return self.record.moved_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Most host memory that a step has at one time."""
+        return self.record.host_peak_bytes
+
+    @property
     def recompute(self) -> tuple[str, ...]:
         """Patterns of the ops to recompute, as given; `options.save` has those to save."""
         return tuple(self.record.options.recompute)

@@ -112,10 +112,12 @@ def measure_step(
     call: nn.Module,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     roots: Callable[[Any], list[Tensor]] = every_output,
+    on_host: Iterable[Tensor] = (),
 ) -> LiveMeter:
-    """One forward and backward; the caller keeps the outputs to the end, as callers do."""
+    """One forward and backward; the caller keeps the outputs to the end, as callers do. `on_host`
+    is what stands for host memory."""
     args, kwargs = inputs
-    meter = LiveMeter(resident_of(call, inputs))
+    meter = LiveMeter([*resident_of(call, inputs), *on_host])
     start = torch.ones((), device=next(call.parameters()).device)
     with meter:
         output = call(*args, **kwargs)

@@ -32,10 +32,10 @@ def random_transfer_schedule(problem: Problem, rng: Random, *, rate: float = 0.5
     """A schedule with transfers that is valid but for the host budget: ops in a random order, some
     of them again, and before each of them transfers at the given rate."""
     ops = random_schedule(problem, rng, repeats=0.5 * rng.random()).ops
-    return schedule_of(_Inserting(problem, ops, rng, rate).steps())
+    return schedule_of(Inserting(problem, ops, rng, rate).steps())
 
 
-class _Inserting:
+class Inserting:
     def __init__(self, problem: Problem, ops: tuple[int, ...], rng: Random, rate: float) -> None:
         assert problem.transfers is not None
         self.problem, self.ops, self.rng, self.rate = problem, ops, rng, rate

@@ -81,6 +81,14 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--optimizer", metavar="NAME", help="count the state of this optimizer too, such as adamw"
     )
+    moving = parser.add_argument_group("moving values to host memory")
+    moving.add_argument(
+        "--offload",
+        metavar="WHAT",
+        default=DEFAULTS.offload,
+        help='"auto": where the device\'s link is known and it is faster than recomputing; '
+        '"host_budget 32GiB": with at most so much host memory (default: nothing is moved)',
+    )
 
 
 def headroom(text: str) -> float | int | str:

@@ -219,11 +219,6 @@ def read_account(arguments: argparse.Namespace) -> tuple[Account, PlanRecord | N
     if arguments.schedule is not None:
         given = read_json(arguments.schedule)
         schedule = schedule_from_record(given, problem, arguments.schedule)
-        if schedule.transfers:  # steps would be taken for the ops at their places
-            raise RekindleError(
-                f"{arguments.schedule} moves values to the host, and reports know ops alone; "
-                "`rekindle check` shows its lanes and its host memory"
-            )
         solver = str(given.get("solver", ""))
     budget = None
     if arguments.budget is not None:

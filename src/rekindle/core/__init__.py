@@ -12,6 +12,7 @@ from rekindle.core.files import (
     write_problem,
     write_schedule,
 )
+from rekindle.core.host_layout import HostLayout, HostSlot, host_layout
 from rekindle.core.problem import HostLink, Op, Phase, Problem, Value
 from rekindle.core.schedule import Schedule, Transfer, TransferKind, keep_all, schedule_of
 from rekindle.core.simulate import Copy, Lanes, Trace, copies, simulate
@@ -20,7 +21,9 @@ from rekindle.core.solution import Solution, Status, gap_sentence
 __all__ = [
     "MIN_BUDGET",
     "Copy",
+    "HostLayout",
     "HostLink",
+    "HostSlot",
     "Lanes",
     "Op",
     "Phase",
@@ -36,6 +39,7 @@ __all__ = [
     "check_schedule",
     "copies",
     "gap_sentence",
+    "host_layout",
     "is_fraction",
     "keep_all",
     "parse_budget",

@@ -19,13 +19,16 @@ from torch import fx
 
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
-from rekindle.core import Problem, Schedule
+from rekindle.core import HostLayout, Problem, Schedule, host_layout
+from rekindle.core.schedule import Step
 from rekindle.lower.fused_steps import joined_steps
+from rekindle.lower.host_steps import Hosted
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.lower.step_emitter import Emitter, Saved
 from rekindle.program.program import Program
 from rekindle.torch_compat import hint_of
 
+NOTHING_MOVED = HostLayout()
 _SHARE_BYTES = 1 << 16  # gradients below this in all are not worth a call of their own
 
 
@@ -53,18 +56,24 @@ class Lowered:
     saved: tuple[Saved, ...]  # what the first stretch begins with
     written: tuple[int, ...]  # positions of the saved list that the backward writes over
     forward_source: str
+    # Of a schedule that moves values: where they lie in host memory, and which of them are there
+    # alone when the forward ends. Each function then takes the step's transfers first.
+    host: HostLayout = NOTHING_MOVED
+    hosted: tuple[Hosted, ...] = ()
 
 
 def emit(
     program: Program, schedule: Schedule, problem: Problem | None = None, max_stretches: int = 12
 ) -> Lowered:
     """`problem`: as the schedule was planned, by which steps may be joined."""
-    steps = schedule.ops
+    steps = schedule.steps
     lives = lifetimes(program, steps)
     # Without a problem nothing is known of the peak, so only steps that need no more memory are
     # joined.
-    joined = joined_steps(program, steps, lives, problem)
-    emitter = Emitter(program, steps, lives, _last_replays(program, steps), joined=joined)
+    joined = joined_steps(program, schedule, lives, problem)
+    layout = host_layout(steps, _sizes(program, problem)) if schedule.transfers else NOTHING_MOVED
+    replays = _last_replays(program, steps)
+    emitter = Emitter(program, steps, lives, replays, joined=joined, layout=layout)
     emitter.begin()
     emitter.run(0, lives.loss_step)
     outputs = tuple([emitter.output(node) for node in program.joint.outputs])
@@ -73,7 +82,8 @@ def emit(
     residents = emitter.writer.residents
     # A forward under no_grad has no loss op: nothing is saved and there is no backward.
     if lives.loss_step == len(steps):
-        return Lowered(forward, residents, outputs, (), (), (), (), forward_source)
+        return Lowered(forward, residents, outputs, (), (), (), (), forward_source, layout)
+    hosted = emitter.host.hosted()
     saved = begins_with = tuple([emitter.saved(item) for item in carried])
     emitter.watch(carried)
     tangents = emitter.tangents_read()
@@ -104,18 +114,28 @@ def emit(
         saved,
         tuple(sorted(emitter.written)),
         forward_source,
+        layout,
+        hosted,
     )
 
 
-def _last_replays(program: Program, steps: Sequence[int]) -> dict[fx.Node, int]:
+def _sizes(program: Program, problem: Problem | None) -> list[int]:
+    """Per value: the bytes that it takes in host memory."""
+    if problem is None:
+        return [v.size_bytes for v in program.values]
+    return [v.size for v in problem.values]
+
+
+def _last_replays(program: Program, steps: Sequence[Step]) -> dict[fx.Node, int]:
     """Random op -> the last step that runs it again, where one does."""
     # Only ops that run more than once: a state is 5 kB on a CPU, and taking it costs a call.
     random = {
         i: [n for n in program.ops[i].nodes if op_effects.is_random(n.target)]
-        for i, runs in Counter(steps).items()
+        for i, runs in Counter([i for i in steps if isinstance(i, int)]).items()
         if runs > 1
     }
-    return {node: t for t, i in enumerate(steps) for node in random.get(i, ())}
+    ran = [(t, i) for t, i in enumerate(steps) if isinstance(i, int)]
+    return {node: t for t, i in ran for node in random.get(i, ())}
 
 
 def _cuts(leaves: Mapping[fx.Node, int], begin: int, max_stretches: int) -> list[int]:

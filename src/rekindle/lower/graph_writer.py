@@ -17,7 +17,7 @@ from rekindle.lower import fast_calls
 from rekindle.lower.codegen import compile_boxed
 from rekindle.lower.runtime_ops import clone_storage
 from rekindle.program.program import Program
-from rekindle.torch_compat import known_dense, known_equal
+from rekindle.torch_compat import add_call, known_dense, known_equal
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
@@ -65,6 +65,13 @@ class GraphWriter:
         node = fast_calls.call(self.graph, target, args, kwargs)
         self._first_call = self._first_call or node
         set_facts(node, like)
+        return node
+
+    def method(self, thing: fx.Node, name: str, args: Sequence[Any]) -> fx.Node:
+        """A call of a method of something that is no tensor."""
+        node = add_call(self.graph, "call_method", name, (thing, *args), {})
+        self._first_call = self._first_call or node
+        set_facts(node, _UNKNOWN)
         return node
 
     def copied(self, tensors: Tensors) -> Tensors:

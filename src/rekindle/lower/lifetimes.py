@@ -1,18 +1,20 @@
 """Program + steps -> which copy of a value each step reads and makes, and when each copy dies.
 
 The simulator's rule: every run of an op makes new copies of its outputs, a read takes the newest
-copy, and a copy dies with its last read unless the caller has it.
+copy, and a copy dies with its last read unless the caller has it. A transfer is a step as well: a
+send and a drop read the newest copy, a fetch makes one.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rekindle.core.schedule import Step
 from rekindle.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What one run of an op makes of a value: from where to where it is in memory."""
+    """What one run of an op, or one fetch, makes of a value: from where to where it is there."""
 
     value: int
     made: int  # step; -1 where it is there from the start
@@ -38,7 +40,7 @@ class Lifetimes:
 
 
 def lifetimes(
-    program: Program, steps: Sequence[int], start: Iterable[int] | None = None
+    program: Program, steps: Sequence[Step], start: Iterable[int] | None = None
 ) -> Lifetimes:
     """`start`: the values that are there already, for a backward that runs without its forward; the
     loss then reads nothing, and no op waits for a token."""
@@ -55,21 +57,17 @@ def lifetimes(
     makes: list[dict[int, int]] = []
     given: dict[int, int] = {}
     loss_step = end
-    for t, i in enumerate(steps):
-        op = program.ops[i]
-        wanted = [v for v in op.inputs if not values[v].resident]
-        if start is not None:
-            # Tokens order the forward's effects, and that forward has run.
-            wanted = [v for v in wanted if op.phase != "loss" and values[v].storage is not None]
+    for t, step in enumerate(steps):
+        wanted, outputs = _uses(program, step, start is not None)
         reads.append({v: current[v] for v in wanted})
         # Steps come in order, so the last write to an entry is the last read.
         for copy in reads[t].values():
             last[copy] = t
-        if op.phase == "loss":
+        if isinstance(step, int) and program.ops[step].phase == "loss":
             loss_step = t
             given = {v: current[v] for v in program.given if v in current}
         makes.append({})
-        for v in op.outputs:
+        for v in outputs:
             makes[t][v] = current[v] = len(made)
             made.append((v, t))
             last.append(t)
@@ -90,3 +88,16 @@ def lifetimes(
         {values[v].storage: current[v] for v in program.outputs},
         loss_step,
     )
+
+
+def _uses(program: Program, step: Step, resumed: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """The values that a step reads, and those that it makes."""
+    if not isinstance(step, int):
+        kind, v = step
+        return ((v,) if kind in ("send", "drop") else ()), ((v,) if kind == "fetch" else ())
+    op, values = program.ops[step], program.values
+    wanted = [v for v in op.inputs if not values[v].resident]
+    if resumed:
+        # Tokens order the forward's effects, and that forward has run.
+        wanted = [v for v in wanted if op.phase != "loss" and values[v].storage is not None]
+    return wanted, op.outputs

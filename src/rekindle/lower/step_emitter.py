@@ -20,7 +20,10 @@ from torch import fx
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import NO_STORAGE, facts, source_of
 from rekindle.capture.random_streams import own_generator
+from rekindle.core import HostLayout
+from rekindle.core.schedule import Step
 from rekindle.lower.graph_writer import GraphWriter, Tensors
+from rekindle.lower.host_steps import HostSteps
 from rekindle.lower.lifetimes import Lifetimes
 from rekindle.lower.runtime_ops import replay, rng_state
 from rekindle.program.program import InPlace, Program, ProgramOp
@@ -52,11 +55,12 @@ class Emitter:
     def __init__(
         self,
         program: Program,
-        steps: Sequence[int],
+        steps: Sequence[Step],
         lives: Lifetimes,
         replays: Mapping[fx.Node, int],
         seen: Iterable[int] = (),
         joined: Container[int] = (),
+        layout: HostLayout | None = None,
     ) -> None:
         self.program = program
         self.steps = steps
@@ -64,6 +68,7 @@ class Emitter:
         self.replays = replays  # random op -> the last step that needs its state
         self.seen = set(seen)  # ops that have run
         self.joined = joined  # steps that are one call with the next
+        self.host = HostSteps(layout or HostLayout())
         self.buffers: dict[int, Tensors] = {}  # copy -> its tensors in the graph being written
         self.random: dict[fx.Node, fx.Node] = {}  # random op -> the state before its first run
         self.tangents = {
@@ -96,6 +101,7 @@ class Emitter:
         """A new graph. Its first inputs are what is carried, None for what is not needed, and the
         tangents that arrive."""
         self.writer = GraphWriter(self.program)
+        self.host.begin(self.writer)
         # The same copies are alive, but nodes belong to one graph: each is a placeholder here, or
         # is not read here.
         self.buffers = {copy: Tensors() for copy in self.buffers}
@@ -168,7 +174,7 @@ class Emitter:
     def _tangent_copy(self, root: fx.Node) -> int:
         loss_step = self.lives.loss_step
         # The loss op stands for the caller's work: what it makes are the gradients that arrive.
-        op = self.program.ops[self.steps[loss_step]]
+        _, op = self._op(loss_step)
         return self.lives.makes[loss_step][op.makes[facts(root).storage]]
 
     # ---- what leaves
@@ -180,6 +186,7 @@ class Emitter:
             if self.program.values[v].storage == storage:
                 copy = self.lives.given.get(v, self.lives.final.get(v))
                 assert copy is not None
+                self.host.hand_out(copy, self.buffers)
                 return self.writer.view(node, self.buffers[copy])
         return None
 
@@ -188,9 +195,16 @@ class Emitter:
         copy = self.lives.results.get(facts(node).storage)
         if copy is None:
             return self.writer.resident(node)
+        self.host.hand_out(copy, self.buffers)
         return self.writer.view(node, self.buffers[copy])
 
     # ---- steps
+
+    def _op(self, t: int) -> tuple[int, ProgramOp]:
+        """The op of a step, and its id."""
+        i = self.steps[t]
+        assert isinstance(i, int), f"step {t} is the transfer {i}"
+        return i, self.program.ops[i]
 
     def run(self, begin: int, stop: int) -> None:
         t = begin
@@ -199,14 +213,24 @@ class Emitter:
                 self._sum_and_norm(t)
                 t += 2
             else:
-                self.step(t)
+                if isinstance(self.steps[t], int):
+                    self.step(t)
+                else:
+                    self._transfer(t)
                 t += 1
 
+    def _transfer(self, t: int) -> None:
+        reads, makes = self.lives.reads[t], self.lives.makes[t]
+        copies = [*reads.values(), *makes.values()]
+        self.host.write(t, self.steps[t], copies[0] if copies else None, self.buffers)
+        self._forget_dead(t)
+
     def step(self, t: int) -> None:
-        op, lives = self.program.ops[self.steps[t]], self.lives
-        first = self.steps[t] not in self.seen
-        self.seen.add(self.steps[t])
+        (i, op), lives = self._op(t), self.lives
+        first = i not in self.seen
+        self.seen.add(i)
         reads = lives.reads[t]
+        self.host.wait_for(reads.values())
         self._place = {s: self.buffers[reads[value]] for s, value in op.reads.items()}
         # Writing over an argument is allowed by the graph (`program.inplace`) and used where this
         # schedule lets the argument die here: elsewhere the op runs as eager runs it, into a new
@@ -228,19 +252,25 @@ class Emitter:
 
     def _settle(self, t: int) -> None:
         """What the step has made is there, and what dies with it is gone."""
-        lives = self.lives
-        for storage, value in self.program.ops[self.steps[t]].makes.items():
+        lives, (_, op) = self.lives, self._op(t)
+        for storage, value in op.makes.items():
             self.buffers[lives.makes[t][value]] = self._place[storage]
+        self.host.made(op.makes.values())
+        self._forget_dead(t)
+
+    def _forget_dead(self, t: int) -> None:
+        lives = self.lives
         for copy in (*lives.reads[t].values(), *lives.makes[t].values()):
             if lives.dies(copy, t):
                 self.buffers.pop(copy, None)
 
     def _sum_and_norm(self, t: int) -> None:
         """A sum and the layer norm that reads it, in one call."""
-        first, second = (self.program.ops[self.steps[k]] for k in (t, t + 1))
+        (i, first), (j, second) = self._op(t), self._op(t + 1)
         total, norm = first.nodes[0], second.nodes[0]
-        self.seen |= {self.steps[t], self.steps[t + 1]}
+        self.seen |= {i, j}
         reads = self.lives.reads[t]
+        self.host.wait_for([*reads.values(), *self.lives.reads[t + 1].values()])
         self._place = {
             s: self.buffers[copies[value]]
             for op, copies in ((first, reads), (second, self.lives.reads[t + 1]))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rekindle.core import MIN_BUDGET, Problem, Schedule, parse_budget
+from rekindle.core import MIN_BUDGET, Problem, Schedule, is_fraction, parse_budget
 from rekindle.core.budget import refuse_tiny
-from rekindle.errors import InvalidBudget
+from rekindle.errors import InvalidBudget, brief
 from rekindle.solve.base import Solver
 from rekindle.solve.constraints import Constraints, parse_constraints
 from rekindle.solve.registry import find_solver
@@ -58,12 +58,19 @@ class Options:
     dynamic: Dynamic = True  # sizes that change: False for none, True for those that are seen to
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
+    offload: str | bool = False  # values moved to host memory; see `parse_offload`
 
     def __post_init__(self) -> None:
         # All of this is refused now, not after a minute of measuring.
         _ = self.wishes
         if isinstance(self.solver, str):
             find_solver(self.solver)
+        offload = parse_offload(self.offload)
+        if offload is not None and self.cuda_graph and self.offload != "auto":
+            raise InvalidBudget(
+                f"offload={self.offload!r} and cuda_graph=True were given; a CUDA graph cannot "
+                "move values to the host: leave one of them out"
+            )
         for name in ("budget", "device_budget", "headroom"):
             refuse_tiny(name, getattr(self, name))
         for name, word in (("budget", MIN_BUDGET), ("device_budget", "auto")):
@@ -76,6 +83,34 @@ class Options:
     @property
     def wishes(self) -> Constraints:
         return parse_constraints(self.save, self.recompute)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What `offload` asks for."""
+
+    host_budget: int | None  # bytes of host memory; None: what this machine has to spare
+    only_where_known: bool  # not on a device of which no rates are known, such as a CPU
+
+
+_HOST_BUDGET = "host_budget"
+
+
+def parse_offload(given: str | bool) -> Offload | None:
+    """None for False; "auto", or "host_budget 32GiB": with at most so many bytes."""
+    if given is False:
+        return None
+    if given == "auto":
+        return Offload(None, True)
+    word, _, size = given.strip().partition(" ") if isinstance(given, str) else ("", "", "")
+    if word != _HOST_BUDGET or not size:
+        raise InvalidBudget(
+            f"offload is {brief(given)!r}; expected 'auto', False, or 'host_budget 32GiB'"
+        )
+    refuse_tiny(_HOST_BUDGET, size.strip())
+    if is_fraction(size.strip()):
+        raise InvalidBudget(f"offload is {brief(given)!r}; a host budget is a number of bytes")
+    return Offload(parse_budget(size.strip(), _ANY_PEAK), False)
 
 
 DEFAULTS = Options()

@@ -18,7 +18,7 @@ from rekindle.core.files import (
     schedule_record,
 )
 from rekindle.errors import FileError, brief
-from rekindle.plans.options import Options
+from rekindle.plans.options import DEFAULTS, Options
 from rekindle.plans.plan_record import KEPT_OPTIONS, PlanRecord, Provenance, Source
 
 FORMAT = "rekindle.plan"
@@ -43,6 +43,7 @@ _KEYS = {
 # At the top level of the file. The seed stands in the record of the schedule, where a schedule file
 # without a plan has it too.
 _OPTIONS = tuple(name for name in KEPT_OPTIONS if name != "seed")
+_LATER = ("offload",)  # options that files of earlier releases do not have
 
 
 def write_plan(path: str | os.PathLike[str], plan: PlanRecord) -> None:
@@ -61,7 +62,11 @@ def plan_to_json(plan: PlanRecord) -> dict[str, Any]:
         "device": made.device,
         "graph": made.graph,
         "costs": {"device": made.costs_device, **dict(made.costs)},
-        **{name: _plain(getattr(plan.options, name)) for name in _OPTIONS},
+        **{
+            name: _plain(getattr(plan.options, name))
+            for name in _OPTIONS
+            if name not in _LATER or getattr(plan.options, name) != getattr(DEFAULTS, name)
+        },
         "status": plan.status.name,
         "problem": problem_record(plan.problem),
         "schedule": schedule_record(plan.problem, plan.schedule, plan.solver, plan.options.seed),
@@ -97,11 +102,7 @@ def plan_from_json(data: Any, where: str) -> PlanRecord:
     costs = _costs(data["costs"], where)
     problem = problem_from_record(data["problem"], f"{where}: problem")
     schedule = schedule_from_record(data["schedule"], problem, f"{where}: schedule")
-    if schedule.transfers:  # the code that a plan becomes runs ops alone
-        raise FileError(
-            f"{where}: the schedule moves values to the host; this release runs no such plan"
-        )
-    options = {name: data[name] for name in _OPTIONS}
+    options = {name: data[name] for name in _OPTIONS if name in data}
     options |= {name: tuple(data[name]) for name in ("save", "recompute")}
     plan = PlanRecord(  # refuses a schedule that cannot be executed
         problem=problem,
@@ -149,6 +150,8 @@ def _check_keys(data: Any, where: str) -> None:
     for key in ("budget", "bound"):
         if data.get(key) is not None and type(data[key]) is not int:
             raise FileError(f"{where}: {key!r} is not a whole number")
+    if type(data.get("offload", False)) not in (bool, str):
+        raise FileError(f"{where}: 'offload' is neither false nor a text")
     for key in ("save", "recompute"):
         if any(type(pattern) is not str or not pattern.strip() for pattern in data[key]):
             raise FileError(

@@ -16,7 +16,7 @@ from rekindle.report.format import signed_percent, size
 
 # Of the options, those that a plan file keeps. The others are of one run (limits, progress, caches)
 # or cannot be data (a loss function, an optimizer).
-KEPT_OPTIONS = ("seed", "hold_outputs", "cuda_graph", "fuse", "save", "recompute")
+KEPT_OPTIONS = ("seed", "hold_outputs", "cuda_graph", "fuse", "save", "recompute", "offload")
 
 
 class Source(StrEnum):
@@ -68,6 +68,7 @@ class PlanRecord:
     cost_ns: int = field(init=False)
     keep_all_peak_bytes: int = field(init=False)
     keep_all_cost_ns: int = field(init=False)
+    host_peak_bytes: int = field(init=False)  # in host memory at one time
 
     def __post_init__(self) -> None:
         trace = simulate(self.problem, self.schedule)  # raises InvalidSchedule
@@ -77,6 +78,7 @@ class PlanRecord:
             ("cost_ns", trace.cost),
             ("keep_all_peak_bytes", everything.peak),
             ("keep_all_cost_ns", everything.cost),
+            ("host_peak_bytes", trace.host_peak),
         ):
             object.__setattr__(self, name, number)
 
@@ -90,8 +92,21 @@ class PlanRecord:
         )
         return (
             f"{self.problem.name}: peak {peak} (keep-all {keep_all}), overhead "
-            f"{signed_percent(self.overhead)}, {self.gap}; by {self.solver}"
+            f"{signed_percent(self.overhead)}, {self.gap}{self._moved}; by {self.solver}"
         )
+
+    @property
+    def moved_bytes(self) -> int:
+        """What a step sends to host memory."""
+        sent = (t.value_id for t in self.schedule.transfers if t.kind == "send")
+        return sum(self.problem.values[v].size for v in sent)
+
+    @property
+    def _moved(self) -> str:
+        if not self.schedule.transfers:
+            return ""
+        moved, host = (size(self.problem, n) for n in (self.moved_bytes, self.host_peak_bytes))
+        return f", {moved} to the host and back ({host} there)"
 
     @property
     def overhead(self) -> float:

@@ -12,7 +12,9 @@ def advice(
     predictor: Predictor, schedule: Schedule, budget_bytes: int | None, cuda_graph: bool
 ) -> str:
     """A sentence a line; without a budget, the schedule's own peak is what to stay within."""
-    found = ["" if cuda_graph else _slow_host(predictor, schedule)]
+    # What moves values cannot be a CUDA graph.
+    graphed = cuda_graph or bool(schedule.transfers)
+    found = ["" if graphed else _slow_host(predictor, schedule)]
     found.append(_loss_outside(predictor, schedule, budget_bytes))
     return "\n".join(filter(None, found))
 
@@ -27,7 +29,7 @@ def _loss_outside(predictor: Predictor, schedule: Schedule, budget_bytes: int | 
         return ""
     trace = simulate(problem, schedule)
     # While the loss runs the model's outputs are held, and so is all that the backward will read.
-    memory = trace.memory[schedule.ops.index(loss)]
+    memory = trace.memory[schedule.steps.index(loss)]
     limit = trace.peak if budget_bytes is None else budget_bytes
     if memory + makes <= limit:
         return ""

@@ -12,6 +12,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 
 from rekindle.core import Problem, Schedule
+from rekindle.core.schedule import Step
 from rekindle.profile.block_sizes import LARGE, LARGE_SEGMENT, MIB, ROUND, SEGMENT, SMALL
 
 _SMALL_SEGMENT = 2 * MIB
@@ -164,37 +165,45 @@ def lifetimes(problem: Problem, schedule: Schedule) -> Iterator[Lifetimes]:
     """Per step: the copies it makes, its workspace, and the copies that die after it, by the rule
     of `core.simulate`."""
     resident = set(problem.resident)
-    end = len(schedule.ops)
+    steps = schedule.steps
+    end = len(steps)
     current: dict[int, int] = {}
     last: list[int] = []
     reads: list[dict[int, int]] = []
-    makes: list[list[int]] = []
-    for step, op_id in enumerate(schedule.ops):
-        op = problem.ops[op_id]
-        read = {v: current[v] for v in op.inputs if v not in resident}
+    makes: list[list[tuple[int, int]]] = []  # per step: copies and their values
+    for step, what in enumerate(steps):
+        wanted, outputs, is_loss = _uses(problem, what)
+        read = {v: current[v] for v in wanted if v not in resident}
         for copy in read.values():
             last[copy] = max(last[copy], step)
         reads.append(read)
-        if op.phase == "loss":
+        if is_loss:
             for v in problem.held:
                 if v not in resident:
                     last[current[v]] = end
         makes.append([])
-        for v in op.outputs:
+        for v in outputs:
             current[v] = len(last)
             last.append(step)
-            makes[-1].append(current[v])
+            makes[-1].append((current[v], v))
     for v in problem.outputs:
         if v not in resident:
             last[current[v]] = end
     dying: list[list[int]] = [[] for _ in range(end + 1)]
     for copy, step in enumerate(last):
         dying[step].append(copy)
-    for step, op_id in enumerate(schedule.ops):
-        op = problem.ops[op_id]
-        source = {out: reads[step][v] for v, out in op.inplace if last[reads[step][v]] == step}
-        made = [
-            (copy, problem.values[v].size, source.get(v))
-            for v, copy in zip(op.outputs, makes[step], strict=True)
-        ]
-        yield made, op.workspace, dying[step]
+    for step, what in enumerate(steps):
+        op = problem.ops[what] if isinstance(what, int) else None
+        pairs = () if op is None else op.inplace
+        source = {out: reads[step][v] for v, out in pairs if last[reads[step][v]] == step}
+        made = [(copy, problem.values[v].size, source.get(v)) for copy, v in makes[step]]
+        yield made, 0 if op is None else op.workspace, dying[step]
+
+
+def _uses(problem: Problem, step: Step) -> tuple[Sequence[int], Sequence[int], bool]:
+    """What a step reads and makes, and whether it is the loss."""
+    if isinstance(step, int):
+        op = problem.ops[step]
+        return op.inputs, op.outputs, op.phase == "loss"
+    kind, v = step
+    return ((v,) if kind in ("send", "drop") else ()), ((v,) if kind == "fetch" else ()), False

@@ -1,22 +1,26 @@
 """What a planned step will need: its peak by the device's allocator, its time by its stream."""
 
+import bisect
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.capture import op_effects
 from rekindle.capture.node_facts import facts
-from rekindle.core import Problem, Schedule, keep_all, simulate
+from rekindle.core import Lanes, Problem, Schedule, keep_all, simulate
 from rekindle.predict.caching_allocator import pool_peak
 from rekindle.predict.step_measurement import Prediction
 from rekindle.profile.base import Profile
 from rekindle.profile.block_sizes import blocks_of, expandable_segments
+from rekindle.profile.estimate import flops
+from rekindle.profile.host_rates import HostRates
 from rekindle.profile.profiler import stream_sums
 from rekindle.program import Program, charged_nodes
 
 # A random op that runs again keeps the generator's state of its first run: on the CPU a tensor of
 # this size per op (on a GPU a few bytes, on the host). The problem has no value for it.
 _CPU_RANDOM_STATE_BYTES = 5056
+_TRANSFER_HOST_NS = 15_000  # what the host needs to issue one: two or three calls of the driver
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,38 @@ class Predictor:
     def step_ns(self, schedule: Schedule) -> int:
         if self.profile.kind != "cuda":
             return simulate(self.problem, schedule).cost
-        return max(self.stream_sums(schedule))
+        issued, done = self.stream_sums(schedule)
+        if not schedule.transfers:
+            return max(issued, done)
+        issued += _TRANSFER_HOST_NS * len(schedule.transfers)
+        return max(issued, done + self._beside_transfers_ns(schedule))
+
+    def _beside_transfers_ns(self, schedule: Schedule) -> int:
+        """How much longer ops take because of transfers: they wait for some, and run slower beside
+        them."""
+        rates = self.profile.host
+        lanes = simulate(self.problem, schedule).lanes
+        assert lanes is not None
+        alone = sum(self.problem.ops[i].cost for i in schedule.ops)
+        if rates is None:
+            return max(0, lanes.compute - alone)
+        # Slower ops give transfers more time: the lanes run again with the costs beside them.
+        beside = _shares_beside(self.problem, schedule, lanes)
+        slower = [
+            replace(op, cost=round(op.cost * (1 + beside[i] * self._slowdown(i, rates))))
+            for i, op in enumerate(self.problem.ops)
+        ]
+        trace = simulate(replace(self.problem, ops=tuple(slower)), schedule)
+        assert trace.lanes is not None
+        return max(0, trace.cost - alone)
+
+    def _slowdown(self, op_id: int, rates: HostRates) -> float:
+        """Of an op beside transfers: a matrix product's, or that of what is bound by memory."""
+        calls = self.profile.calls
+        for node in self.program.ops[op_id].nodes:
+            if node.name in self.profile and flops(calls[self.profile.position(node.name)]):
+                return rates.compute_slowdown
+        return rates.memory_slowdown
 
     def stream_sums(self, schedule: Schedule) -> tuple[int, int]:
         """How long the host needs to issue a step, and how long a GPU to run it."""
@@ -91,19 +126,42 @@ class Predictor:
         }
         first: dict[int, int] = {}
         last: dict[int, int] = {}
-        for step, op_id in enumerate(schedule.ops):
-            if op_id in random:
+        steps = schedule.steps
+        for step, op_id in enumerate(steps):
+            if isinstance(op_id, int) and op_id in random:
                 first.setdefault(op_id, step)
                 last[op_id] = step
         # Differences, summed up below: states are added at their first run and taken off after the
         # last.
-        changes = [0] * (len(schedule.ops) + 1)
+        changes = [0] * (len(steps) + 1)
         for op_id, step in first.items():
             if last[op_id] > step:
                 changes[step] += 1
                 changes[last[op_id] + 1] -= 1
         kept = itertools.accumulate(changes[:-1])
         return [
-            count + (op_id in first and first[op_id] < step)
-            for step, (op_id, count) in enumerate(zip(schedule.ops, kept, strict=True))
+            count + (isinstance(op_id, int) and op_id in first and first[op_id] < step)
+            for step, (op_id, count) in enumerate(zip(steps, kept, strict=True))
         ]
+
+
+def _shares_beside(problem: Problem, schedule: Schedule, lanes: Lanes) -> list[float]:
+    """Per op: over which share of its runs values move, as the lanes run. Slowdowns are measured
+    with both lanes busy, so that one alone counts half."""
+    rows = list(zip(schedule.steps, lanes.start, lanes.finish, strict=True))
+    together, whole = [0.0] * len(problem.ops), [0] * len(problem.ops)
+    for step, begin, end in rows:
+        if isinstance(step, int):
+            whole[step] += end - begin
+    for kind in ("send", "fetch"):
+        # One after the other on their lane, so both columns rise.
+        moving = [(a, b) for step, a, b in rows if not isinstance(step, int) and step[0] == kind]
+        ends = [stop for _, stop in moving]
+        for step, begin, end in rows:
+            if not isinstance(step, int):
+                continue
+            for start, stop in moving[bisect.bisect_right(ends, begin) :]:
+                if start >= end:
+                    break
+                together[step] += (min(end, stop) - max(begin, start)) / 2
+    return [t / w if w else 0.0 for t, w in zip(together, whole, strict=True)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.plans.plan_record import Source
+from rekindle.profile.host_rates import HostRates
 from rekindle.profile.op_signature import OpCall
 
 NOISY = 0.5  # repeats of an op that differ by more were measured on a busy machine
@@ -55,6 +56,7 @@ class Profile:
     ops: tuple[OpProfile, ...]  # one per distinct signature
     calls: tuple[OpCall, ...]  # per distinct signature
     wall_s: float = 0.0  # what profiling took
+    host: HostRates | None = None  # the link to host memory, where values may be moved
     # Not data: found from `names` and `which` when it is made.
     _position: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 

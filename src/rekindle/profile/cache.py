@@ -110,6 +110,19 @@ class ProfileCache:
             _line({"key": _short(key), "op": json.loads(key)[0], **_numbers(op)})
             for key, op in measured
         ]
+        self._append(lines)
+        self._known = None
+
+    def host_numbers(self) -> dict[str, Any] | None:
+        """The kept measurement of the link to host memory, the last one, as it was given."""
+        found = [record["host"] for record in _records(self.path) if "host" in record]
+        return found[-1] if found and isinstance(found[-1], dict) else None
+
+    def put_host_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Appends a measurement of the link to host memory."""
+        self._append([_line({"host": dict(numbers)})])
+
+    def _append(self, lines: list[str]) -> None:
         if not lines:
             return
         with contextlib.suppress(OSError):
@@ -126,7 +139,6 @@ class ProfileCache:
                     data = data[os.write(handle, data) :]
             finally:
                 os.close(handle)
-        self._known = None
 
 
 @dataclass(frozen=True, slots=True)

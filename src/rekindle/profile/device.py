@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DeviceProfileError, brief, no_such
+from rekindle.profile.host_rates import HostRates
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16")
 _EFFICIENCIES = ("matmul", "convolution", "attention", "memory")
 _INTEGERS = ("memory_bytes", "launch_ns", "host_ns", "view_ns", "block_bytes")
 _TABLES = ("flops", "efficiency")
 _KEYS = {"title", "kind", "bandwidth", *_TABLES, *_INTEGERS}
+_HOST_INTEGERS = ("to_host", "from_host", "latency_ns", "least_bytes")
+_HOST_SLOWDOWNS = ("memory_slowdown", "compute_slowdown")
 _FASTEST = 1e30  # bytes or operations a second: beyond it, every op would take no time at all
 
 
@@ -35,6 +38,7 @@ class DeviceDescription:
     host_ns: int
     view_ns: int
     block_bytes: int
+    host: HostRates | None = None  # the link to host memory, where the description has it
 
     def rate(self, dtype: str) -> float:
         """FLOP per second for a dtype; one that is not listed counts as float32."""
@@ -97,6 +101,7 @@ def _parse(name: str, table: dict[str, Any], tables: dict[str, Any]) -> DeviceDe
                 raise _bad(name, f"{key} is a table, not {brief(table[key])!r}")
         # Tables within the table are joined key by key, all else is replaced.
         table = {**base, **table, **{key: base[key] | table[key] for key in _TABLES}}
+    host = table.pop("host", None)
     # Exactly these: a field that is misspelt must not be a field that is missing.
     if table.keys() != _KEYS:
         missing, unknown = _KEYS - table.keys(), table.keys() - _KEYS
@@ -120,16 +125,34 @@ def _parse(name: str, table: dict[str, Any], tables: dict[str, Any]) -> DeviceDe
         flops=tuple(sorted((k, float(v)) for k, v in flops.items())),
         efficiency=tuple(sorted((k, float(v)) for k, v in efficiency.items())),
         **{key: table[key] for key in _INTEGERS},
+        host=None if host is None else _host_rates(name, host, table["kind"]),
     )
 
 
-def _check_rates(name: str, field: str, rates: Any, expected: tuple[str, ...]) -> None:
+def _host_rates(name: str, host: Any, kind: str) -> HostRates:
+    _check_rates(name, "host", host, (*_HOST_INTEGERS, *_HOST_SLOWDOWNS), least=0)
+    for key in _HOST_INTEGERS:
+        if type(host[key]) is not int or host[key] < 1:
+            raise _bad(name, f"host {key} is a whole number above 0, not {brief(host[key])}")
+    return HostRates(
+        **{key: host[key] for key in _HOST_INTEGERS},
+        memory_slowdown=float(host["memory_slowdown"]),
+        compute_slowdown=float(host["compute_slowdown"]),
+        overlaps=kind == "cuda",
+    )
+
+
+def _check_rates(
+    name: str, field: str, rates: Any, expected: tuple[str, ...], least: float | None = None
+) -> None:
     if not isinstance(rates, dict) or set(rates) != set(expected):
         raise _bad(name, f"{field} has exactly the keys {', '.join(expected)}")
     for key, value in rates.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < _FASTEST:
-            raise _bad(name, f"{field} {key} is a number above 0, not {brief(value)}")
+        in_range = number and (0 < value < _FASTEST if least is None else least <= value < _FASTEST)
+        if not in_range:
+            above = "a number above 0" if least is None else f"a number from {least} on"
+            raise _bad(name, f"{field} {key} is {above}, not {brief(value)}")
 
 
 def _bad(name: str, what: str) -> DeviceProfileError:

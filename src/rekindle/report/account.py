@@ -6,6 +6,7 @@ held, after the loss. In a problem without a loss nothing is called saved.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,9 @@ KINDS = (
     "gradients on their way",
     "gradients of parameters and inputs",
     "temporaries of the running op",
+    "fetched from host memory",
 )
-SAVED, IN_USE, AGAIN, FLOWING, RESULT, TEMPORARY = range(len(KINDS))
+SAVED, IN_USE, AGAIN, FLOWING, RESULT, TEMPORARY, FETCHED = range(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +141,50 @@ class Account:
         return turn(self.problem, self.schedule)
 
     @functools.cached_property
+    def op_of_step(self) -> tuple[int, ...]:
+        """Per step: the op that runs; of a transfer, the op that makes the value."""
+        producer = self.problem.producer
+        steps = self.schedule.steps
+        return tuple(step if isinstance(step, int) else producer[step[1]] for step in steps)
+
+    @functools.cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Per step: when it begins, by the ops that run and what they wait for; then the end."""
+        lanes = self.trace.lanes
+        if lanes is None:
+            costs = (self.problem.ops[i].cost for i in self.schedule.ops)
+            return tuple(itertools.accumulate(costs, initial=0))
+        found, now = [], 0
+        for t, step in enumerate(self.schedule.steps):
+            if isinstance(step, int):
+                now = lanes.start[t]
+            found.append(now)
+            if isinstance(step, int) or step[0] == "drop":
+                now = lanes.finish[t]
+        return (*found, now)
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes that are sent to host memory, and that are fetched from it."""
+        sizes = {"send": 0, "fetch": 0}
+        for transfer in self.schedule.transfers:
+            if transfer.kind in sizes:
+                sizes[transfer.kind] += self.problem.values[transfer.value_id].size
+        return sizes["send"], sizes["fetch"]
+
+    @functools.cached_property
     def copies(self) -> tuple[Copy, ...]:
         return copies(self.problem, self.schedule)
 
     @functools.cached_property
     def run_before(self) -> tuple[bool, ...]:
-        """Per step: whether its op has run before."""
+        """Per step: whether its op has run before; a transfer runs none."""
         seen: set[int] = set()
         found = []
-        for op_id in self.schedule.ops:
-            found.append(op_id in seen)
-            seen.add(op_id)
+        for step in self.schedule.steps:
+            found.append(isinstance(step, int) and step in seen)
+            if isinstance(step, int):
+                seen.add(step)
         return tuple(found)
 
     @functools.cached_property
@@ -159,7 +194,9 @@ class Account:
         return tuple(self._kind(copy, results) for copy in self.copies)
 
     def _kind(self, copy: Copy, results: set[int]) -> int:
-        op = self.problem.ops[self.schedule.ops[copy.first]]
+        op = self.problem.ops[self.op_of_step[copy.first]]
+        if not isinstance(self.schedule.steps[copy.first], int):
+            return FETCHED
         if op.phase in ("backward", "loss"):
             ends = copy.last == len(self.schedule)
             # An earlier copy of a gradient that is recomputed later is not the result itself.
@@ -173,10 +210,16 @@ class Account:
         """Per step: the copies (positions in `copies`) that it writes over a dying input, and that
         therefore take no room of their own at this step."""
         current: dict[int, int] = {}
-        found = []
+        found: list[tuple[int, ...]] = []
         position = 0
-        for step, op_id in enumerate(self.schedule.ops):
-            op = self.problem.ops[op_id]
+        for step, what in enumerate(self.schedule.steps):
+            if not isinstance(what, int):
+                if what[0] == "fetch":
+                    current[what[1]] = position
+                    position += 1
+                found.append(())
+                continue
+            op = self.problem.ops[what]
             # The simulator's rule: in place holds only where the input's copy has its last use.
             over = {o for i, o in op.inplace if self.copies[current[i]].last == step}
             free = []
@@ -193,13 +236,15 @@ class Account:
     @functools.cached_property
     def saved(self) -> tuple[int, ...]:
         """Per op: the bytes it leaves for the backward."""
-        return saved_bytes(self.problem, self.schedule, self.copies)
+        return saved_bytes(self.problem, self.op_of_step, self.turn, self.copies)
 
     @functools.cached_property
     def base_saved(self) -> tuple[int, ...]:
         """The same when everything is kept."""
         plain = keep_all(self.problem)
-        return saved_bytes(self.problem, plain, copies(self.problem, plain))
+        return saved_bytes(
+            self.problem, plain.ops, turn(self.problem, plain), copies(self.problem, plain)
+        )
 
     @functools.cached_property
     def alive_at_peak(self) -> tuple[Alive, ...]:
@@ -213,7 +258,7 @@ class Account:
             size = self.problem.values[copy.value_id].size
             # Tokens, which only order ops, have size 0 and are no memory.
             if copy.first <= step <= copy.last and size and k not in shared:
-                op_id = self.schedule.ops[copy.first]
+                op_id = self.op_of_step[copy.first]
                 place = self.places[op_id]
                 key = (starred(place.module), place.call, self.kinds[k], size)
                 groups.setdefault(key, []).append(op_id)
@@ -231,9 +276,9 @@ class Account:
             )
             for (_, call, kind, size), made in groups.items()
         ]
-        op_id = self.schedule.ops[step]
+        op_id = self.op_of_step[step]
         # Workspace belongs to no value, and without it the rows would not sum to the peak.
-        if ops[op_id].workspace:
+        if isinstance(self.schedule.steps[step], int) and ops[op_id].workspace:
             place = self.places[op_id]
             label = joined_modules([place.module])
             found.append(Alive(label, place.call, TEMPORARY, 1, ops[op_id].workspace, None))
@@ -258,11 +303,18 @@ class Account:
             "num_steps": len(self.schedule),
             "num_ops": len(self.problem.ops),
             "num_recomputed": self.trace.num_recomputed,
+            **self._of_host(),
             "saved": sum(self.saved),
             "keep_all_saved": sum(self.base_saved),
             "size_unit": self.problem.size_unit,
             "cost_unit": self.problem.cost_unit,
         }
+
+    def _of_host(self) -> dict[str, Any]:
+        if not self.schedule.transfers:
+            return {}
+        sent, fetched = self.moved
+        return {"sent": sent, "fetched": fetched, "host_peak": self.trace.host_peak}
 
 
 def account(problem: Problem, schedule: Schedule, facts: Facts | None = None) -> Account:
@@ -275,7 +327,7 @@ def account(problem: Problem, schedule: Schedule, facts: Facts | None = None) ->
 def turn(problem: Problem, schedule: Schedule) -> int | None:
     """The step of the loss op, with which the forward ends; None where there is no loss op."""
     loss = problem.loss_op
-    return None if loss is None else schedule.ops.index(loss)
+    return None if loss is None else schedule.steps.index(loss)
 
 
 def spans(copy: Copy, at: int | None) -> bool:
@@ -284,12 +336,14 @@ def spans(copy: Copy, at: int | None) -> bool:
     return at is not None and copy.first < at < copy.last
 
 
-def saved_bytes(problem: Problem, schedule: Schedule, made: Sequence[Copy]) -> tuple[int, ...]:
-    """Per op: the bytes of its copies that the forward leaves for the backward."""
-    at = turn(problem, schedule)
+def saved_bytes(
+    problem: Problem, op_of_step: Sequence[int], at: int | None, made: Sequence[Copy]
+) -> tuple[int, ...]:
+    """Per op: the bytes of its copies that the forward leaves for the backward, on the device;
+    `at` is the step of the loss."""
     found = [0] * len(problem.ops)
     for copy in made:
-        op_id = schedule.ops[copy.first]
+        op_id = op_of_step[copy.first]
         if spans(copy, at) and problem.ops[op_id].phase != "backward":
             found[op_id] += problem.values[copy.value_id].size
     return tuple(found)

@@ -11,9 +11,9 @@ import pickle
 from typing import Any
 
 from rekindle.core import Problem
-from rekindle.report.account import KINDS, TEMPORARY, Account
+from rekindle.report.account import FETCHED, KINDS, TEMPORARY, Account
 from rekindle.report.module_paths import shown
-from rekindle.report.timeline import lane, lane_names, stacks
+from rekindle.report.timeline import call_of, lane_names, lane_of, stacks
 
 _PROTOCOL = 4  # the newest that memory_viz reads
 _FIRST_ADDRESS = 0x7F00_0000_0000  # as a driver hands them out, so that readers take them alike
@@ -59,7 +59,8 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
                 add(action, address[k], size, frames, account.kinds[k])
             space.give(address.pop(k), size)
 
-    for step, op_id in enumerate(schedule.ops):
+    for step, op_id in enumerate(account.op_of_step):
+        runs = isinstance(schedule.steps[step], int)
         frames = _frames(account, op_id, account.run_before[step])
         # Frees before it what the op writes over, so that the total is the simulator's.
         over = sum(problem.values[account.copies[k].value_id].size for k in account.dying[step])
@@ -71,12 +72,12 @@ def memory_snapshot(account: Account) -> dict[str, Any]:
             if size:
                 address[k] = space.take(size)
                 add("alloc", address[k], size, frames, account.kinds[k])
-        workspace = problem.ops[op_id].workspace
+        workspace = problem.ops[op_id].workspace if runs else 0
         if workspace:
             at = space.take(workspace)
             add("alloc", at, workspace, frames, TEMPORARY)
         # Workspace lives while the op runs: from here to the op's end.
-        clock_ns += problem.ops[op_id].cost
+        clock_ns = account.starts[step + 1]
         if workspace:
             for action in ("free_requested", "free_completed"):
                 add(action, at, workspace, frames, TEMPORARY)
@@ -106,7 +107,7 @@ def snapshot_bytes(account: Account) -> bytes:
 
 def _written_over(account: Account, step: int, dies: dict[int, list[int]]) -> tuple[int, ...]:
     """The copies whose storage this step takes over: dying inputs of its in-place pairs."""
-    op = account.problem.ops[account.schedule.ops[step]]
+    op = account.problem.ops[account.op_of_step[step]]
     taken = {account.copies[k].value_id for k in account.dying[step]}
     sources = {i for i, o in op.inplace if o in taken}
     return tuple(k for k in dies.get(step, ()) if account.copies[k].value_id in sources)
@@ -140,7 +141,7 @@ def _segment(account: Account, end: int, address: dict[int, int]) -> dict[str, A
         if start > at:
             block(start - at, 0, "inactive", [])
             at = start
-        op_id = account.schedule.ops[copy.first]
+        op_id = account.op_of_step[copy.first]
         rounded = _rounded(size)
         block(rounded, size, "active_allocated", _frames(account, op_id, False))
         at += rounded
@@ -205,14 +206,14 @@ def chrome_trace(account: Account) -> dict[str, Any]:
              "args": {"sort_index": tid}}
         )  # fmt: skip
     by_kind = stacks(account, len(KINDS), account.kinds, [TEMPORARY] * len(account.schedule))
-    clock = 0  # in the problem's cost unit; whole numbers, so that no step drifts
-    for step, op_id in enumerate(account.schedule.ops):
-        op, place = problem.ops[op_id], account.places[op_id]
-        track = lane(op.phase, account.run_before[step])
-        at = clock / scale
+    kinds = [k for k in range(len(KINDS)) if k != FETCHED or account.schedule.transfers]
+    for step, op_id in enumerate(account.op_of_step):
+        place, track = account.places[op_id], lane_of(account, step)
+        begin, end = _span(account, step)  # whole numbers, so that no step drifts
+        at = account.starts[step] / scale
         events.append(
-            {"ph": "X", "pid": 1, "tid": _FIRST_TRACK + track, "ts": at, "dur": op.cost / scale,
-             "name": place.call, "cat": names[track],
+            {"ph": "X", "pid": 1, "tid": _FIRST_TRACK + track, "ts": begin / scale,
+             "dur": (end - begin) / scale, "name": call_of(account, step), "cat": names[track],
              "args": {"module": shown(place.module), "step": step, "op": op_id,
                       "memory": trace.memory[step]}}
         )  # fmt: skip
@@ -222,14 +223,21 @@ def chrome_trace(account: Account) -> dict[str, Any]:
         )  # fmt: skip
         events.append(
             {"ph": "C", "pid": 1, "name": f"of it ({problem.size_unit})", "ts": at,
-             "args": {KINDS[k]: by_kind[k][step] for k in range(len(KINDS))}}
+             "args": {KINDS[k]: by_kind[k][step] for k in kinds}}
         )  # fmt: skip
-        clock += op.cost
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {key: value for key, value in account.record().items() if value is not None},
     }
+
+
+def _span(account: Account, step: int) -> tuple[int, int]:
+    """When a step runs, in the problem's cost unit: on its own lane where it is a transfer."""
+    lanes = account.trace.lanes
+    if lanes is None:
+        return account.starts[step], account.starts[step + 1]
+    return lanes.start[step], lanes.finish[step]
 
 
 def _per_microsecond(problem: Problem) -> float:

@@ -21,7 +21,15 @@ from rekindle.report.account import KINDS, Account, Step
 from rekindle.report.module_paths import shown
 from rekindle.report.module_table import Row, module_rows
 from rekindle.report.text import MAX_ALIVE, alive_cells, verdict
-from rekindle.report.timeline import Timeline, View, lane, lane_names, numbered_texts, timeline
+from rekindle.report.timeline import (
+    Timeline,
+    View,
+    call_of,
+    lane_names,
+    lane_of,
+    numbered_texts,
+    timeline,
+)
 
 MAX_INPUTS = 4  # with their shapes, below the title
 FIRST_ALIVE = 8  # shown at once; the others on demand
@@ -119,8 +127,9 @@ def _peak_at(account: Account) -> str:
     step = account.trace.peak_step
     if step < 0:
         return "nothing runs"
-    place = account.places[account.schedule.ops[step]]
-    return f"step {step} of {len(account.schedule)}: {place.call} in {shown(place.module)}"
+    place = account.places[account.op_of_step[step]]
+    call = call_of(account, step)
+    return f"step {step} of {len(account.schedule)}: {call} in {shown(place.module)}"
 
 
 def _tiles(account: Account) -> list[tuple[str, str, str]]:
@@ -147,6 +156,10 @@ def _tiles(account: Account) -> list[tuple[str, str, str]]:
     )
     again = format.counted(trace.num_recomputed, "op")
     found.append(("Recomputed", again, f"of {format.counted(len(problem.ops), 'op')}"))
+    if account.schedule.transfers:
+        sent, _ = account.moved
+        host = f"{size(trace.host_peak)} in host memory at most"
+        found.append(("Moved to the host", size(sent), host))
     if facts.bound is not None:
         least = format.overhead(facts.bound, base.cost)
         found.append(("Lower bound", format.signed_percent(least), account.gap))
@@ -244,7 +257,7 @@ def _data(account: Account, line: Timeline) -> dict[str, Any]:
     problem, facts, trace = account.problem, account.facts, account.trace
     # Names repeat a thousand times over: the page holds each once, and numbers.
     texts, number = numbered_texts()
-    ops = [account.schedule.ops[t] for t in line.steps]
+    ops = [account.op_of_step[t] for t in line.steps]
     return {
         "unit": {"size": problem.size_unit, "cost": problem.cost_unit},
         "numSteps": len(account.schedule),
@@ -262,9 +275,9 @@ def _data(account: Account, line: Timeline) -> dict[str, Any]:
         "keepAll": line.keep_all,
         "until": line.until,
         "again": line.again,
-        "call": [number(account.places[i].call) for i in ops],
+        "call": [number(call_of(account, t)) for t in line.steps],
         "module": [number(shown(account.places[i].module)) for i in ops],
-        "lane": [_lane_of(account, t) for t in line.steps],
+        "lane": [lane_of(account, t) for t in line.steps],
         "texts": texts,
         "views": [_view(view, trace.peak) for view in line.views],
         "kinds": KINDS,
@@ -273,11 +286,6 @@ def _data(account: Account, line: Timeline) -> dict[str, Any]:
         "curve": [[p.peak, p.cost, p.bound] for p in facts.curve],
         "segments": [[p.peak, p.cost] for p in facts.segments],
     }
-
-
-def _lane_of(account: Account, step: int) -> int:
-    op = account.problem.ops[account.schedule.ops[step]]
-    return lane(op.phase, account.run_before[step])
 
 
 def _view(view: View, peak: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rekindle.report import format
 from rekindle.report.account import KINDS, Account, Alive
 from rekindle.report.module_paths import shown
 from rekindle.report.module_table import OWN, Row, module_row, module_rows
+from rekindle.report.timeline import call_of
 
 MAX_ALIVE = 20  # rows of the table of what is alive at the peak
 MAX_ROWS = 40  # of the table by module: as deep as fits
@@ -53,6 +54,8 @@ def explain(account: Account) -> str:
             f"{format.cost(problem, max(0, extra))}."
         )
         lines.append("")
+    if account.schedule.transfers:
+        lines += [_moved(account), ""]
     rows = _shallow(module_rows(account))
     head = ("module", "saved", "of keep-all", "recomputed", "extra time", "why")
     lines.append(table(head, (_cells(account, row) for row in rows), right=(1, 2, 3, 4)))
@@ -60,6 +63,20 @@ def explain(account: Account) -> str:
     if account.facts.advice:
         lines += ["", account.facts.advice]
     return "\n".join(lines)
+
+
+def _moved(account: Account) -> str:
+    """What goes to host memory and back, and how long the ops wait for it."""
+    problem = account.problem
+    sent, fetched = account.moved
+    waits = account.starts[-1] - sum(problem.ops[i].cost for i in account.schedule.ops)
+    num = sum(t.kind == "send" for t in account.schedule.transfers)
+    return (
+        f"{format.counted(num, 'value')} moved to host memory, {format.size(problem, sent)}, and "
+        f"{format.size(problem, fetched)} fetched; at most "
+        f"{format.size(problem, account.trace.host_peak)} there at one time; ops wait "
+        f"{format.cost(problem, max(0, waits))}."
+    )
 
 
 def _shallow(rows: Sequence[Row]) -> list[Row]:
@@ -90,11 +107,11 @@ def _peak_lines(account: Account) -> list[str]:
     if step < 0:
         return ["Nothing runs."]
     problem = account.problem
-    place = account.places[account.schedule.ops[step]]
+    place = account.places[account.op_of_step[step]]
     alive = account.alive_at_peak
     lines = [
         f"Alive at the peak, {format.size(problem, account.trace.peak)} at step {step} of "
-        f"{len(account.schedule)} ({place.call} in {shown(place.module)}):"
+        f"{len(account.schedule)} ({call_of(account, step)} in {shown(place.module)}):"
     ]
     rows = [alive_cells(account, item) for item in alive[:MAX_ALIVE]]
     head = ("bytes", "count", "made by", "in", "what", "cost to recompute one")

@@ -18,6 +18,8 @@ MAX_BANDS = 7  # as many colours as people can tell apart; the rest share one mo
 MAX_STRETCHES = 500  # per lane
 LANES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, AGAIN = range(len(LANES))
+TRANSFER_LANES = ("to the host", "from the host")  # of schedules that move values
+SENDING, FETCHING = range(len(LANES), len(LANES) + len(TRANSFER_LANES))
 OTHER = "everything else"
 
 
@@ -47,9 +49,25 @@ class Timeline:
 
 def lane_names(account: Account) -> tuple[str, ...]:
     """As the lanes are called; in a problem that knows no phases there is no backward."""
+    more = TRANSFER_LANES if account.schedule.transfers else ()
     if any(op.phase for op in account.problem.ops):
-        return LANES
-    return ("first run", "", LANES[AGAIN])
+        return LANES + more
+    return ("first run", "", LANES[AGAIN], *more)
+
+
+def lane_of(account: Account, step: int) -> int:
+    """The lane of a step; a drop waits on the lane of sends, and a release on it too."""
+    what = account.schedule.steps[step]
+    if isinstance(what, int):
+        return lane(account.problem.ops[what].phase, account.run_before[step])
+    return FETCHING if what[0] == "fetch" else SENDING
+
+
+def call_of(account: Account, step: int) -> str:
+    """What a step does, by its op; of a transfer, which value is moved."""
+    what = account.schedule.steps[step]
+    call = account.places[account.op_of_step[step]].call
+    return call if isinstance(what, int) else f"{what[0]} what {call} made"
 
 
 def lane(phase: Phase | None, run_before: bool) -> int:
@@ -61,12 +79,8 @@ def lane(phase: Phase | None, run_before: bool) -> int:
 
 def timeline(account: Account) -> Timeline:
     """The samples of an account, with the memory of each stacked by layer, part and kind."""
-    schedule, problem = account.schedule, account.problem
-    costs = [problem.ops[i].cost for i in schedule.ops]
     # One more than there are steps: a stretch ends where the next step would start.
-    starts = [0]
-    for cost in costs:
-        starts.append(starts[-1] + cost)
+    starts = account.starts
     steps = _thinned(account)
     until, again = _fates(account)
     # Of each op's own module: workspace and copies alike.
@@ -102,8 +116,9 @@ def stacks(
         change[band][copy.first] += sizes[copy.value_id]
         change[band][min(copy.last + 1, num_steps)] -= sizes[copy.value_id]
     found = [list(itertools.accumulate(row[:num_steps])) for row in change]
-    for step, op_id in enumerate(account.schedule.ops):
-        found[band_of_temporary[step]][step] += account.problem.ops[op_id].workspace
+    for step, what in enumerate(account.schedule.steps):
+        if isinstance(what, int):
+            found[band_of_temporary[step]][step] += account.problem.ops[what].workspace
         # Written over a dying input: for this one step both share a storage.
         for k in account.dying[step]:
             found[band_of_copy[k]][step] -= sizes[account.copies[k].value_id]
@@ -118,7 +133,7 @@ def _view(
         whole = stacks(account, len(bands), account.kinds, [TEMPORARY] * len(account.schedule))
     else:
         bands, band_of_op = found
-        of_step = [band_of_op[i] for i in account.schedule.ops]
+        of_step = [band_of_op[i] for i in account.op_of_step]
         whole = stacks(account, len(bands), [of_step[c.first] for c in account.copies], of_step)
     # A band that is empty at every step would only take a colour, and a line of the legend.
     used = [k for k in range(len(bands)) if any(whole[k])]
@@ -167,7 +182,7 @@ def _weights(account: Account, modules: Sequence[str]) -> dict[str, int]:
         if copy.first <= peak_step <= copy.last:
             held += num_steps
         size = account.problem.values[copy.value_id].size
-        weights[modules[account.schedule.ops[copy.first]]] += size * held
+        weights[modules[account.op_of_step[copy.first]]] += size * held
     return weights
 
 
@@ -260,7 +275,8 @@ def _ghost(account: Account, steps: Sequence[int]) -> tuple[int, ...]:
     backward; the most since the sample before, so that its peak stays."""
     memory, loss = account.base.memory, account.problem.loss_op
     # Progress counts first runs alone: a schedule that recomputes much is not further on for that.
-    done = list(itertools.accumulate(int(not again) for again in account.run_before))
+    firsts = zip(account.schedule.steps, account.run_before, strict=True)
+    done = list(itertools.accumulate(int(isinstance(s, int) and not again) for s, again in firsts))
     half = -1 if account.turn is None or loss is None else account.turn
     before_half, before_loss = (0, 0) if loss is None or half < 0 else (done[half], loss + 1)
     found, before = [], 0
@@ -285,7 +301,9 @@ def _fates(account: Account) -> tuple[list[int], list[int]]:
     # From the end: what runs next is known when a step is reached.
     following: dict[int, int] = {}
     for step in range(len(until) - 1, -1, -1):
-        op_id = account.schedule.ops[step]
+        op_id = account.schedule.steps[step]
+        if not isinstance(op_id, int):
+            continue
         again[step] = following.get(op_id, -1)
         following[op_id] = step
     return until, again
@@ -296,7 +314,9 @@ def _lanes(account: Account, starts: Sequence[int]) -> list[tuple[int, int, int,
     gap = len(account.schedule) // (2 * MAX_STRETCHES)  # in steps
     begun: dict[int, tuple[int, int]] = {}  # lane -> its stretch so far
     found: list[tuple[int, int, int]] = []
-    for step, op_id in enumerate(account.schedule.ops):
+    for step, op_id in enumerate(account.schedule.steps):
+        if not isinstance(op_id, int):
+            continue
         here = lane(account.problem.ops[op_id].phase, account.run_before[step])
         first, end = begun.get(here, (step, step))
         if step - end > gap:
@@ -304,7 +324,27 @@ def _lanes(account: Account, starts: Sequence[int]) -> list[tuple[int, int, int,
             first = step
         begun[here] = first, step + 1
     found += [(here, first, end) for here, (first, end) in begun.items()]
-    return [(k, a, b, starts[a], starts[b]) for k, a, b in sorted(found)]
+    ops = [(k, a, b, starts[a], starts[b]) for k, a, b in sorted(found)]
+    return ops + _transfer_lanes(account)
+
+
+def _transfer_lanes(account: Account) -> list[tuple[int, int, int, int, int]]:
+    """Each transfer, when it runs; those that follow each other at once are one stretch."""
+    lanes = account.trace.lanes
+    if lanes is None:
+        return []
+    found: list[tuple[int, int, int, int, int]] = []
+    for here, kind in ((SENDING, "send"), (FETCHING, "fetch")):
+        for t, step in enumerate(account.schedule.steps):
+            if isinstance(step, int) or step[0] != kind:
+                continue
+            start, finish = lanes.start[t], lanes.finish[t]
+            if found and found[-1][0] == here and found[-1][4] == start:
+                start, first = found[-1][3], found[-1][1]
+                found[-1] = (here, first, t + 1, start, finish)
+            else:
+                found.append((here, t, t + 1, start, finish))
+    return found
 
 
 Texts = Callable[[str], int]

@@ -10,6 +10,7 @@ from rekindle.capture import JointGraph
 from rekindle.capture.node_facts import source_of
 from rekindle.lower.emit import Stretch
 from rekindle.lower.resumed_backward import emit_resumed
+from rekindle.lower.step_emitter import Saved
 from rekindle.program import Program, analyse
 from rekindle.torch_compat import eager_kernels
 
@@ -33,15 +34,17 @@ class OtherBackward:
         if joint is not runner.joint:
             holds = program.held == program.given
             program = analyse(joint, hold_outputs=holds, random_once=runner.cuda_graph)
+        # What the forward has left on the device, and behind it what is in host memory alone.
+        available = (*runner.lowered.saved, *_hosted(runner))
         if changed is None:
             self.twin = _twin(runner, program)
             if self.twin is not None:
                 return
-            resumed = emit_resumed(program, runner.lowered.saved)
+            resumed = emit_resumed(program, available)
         else:
             resumed = emit_resumed(
                 program,
-                runner.lowered.saved,
+                available,
                 spoiled=changed.saved,
                 changed=[source_of(runner.placeholders[p]) for p in changed.residents],
             )
@@ -76,6 +79,11 @@ class OtherBackward:
         assert self.stretch is not None
         if index == 0:
             args = runner.take_saved(step, self.written)
+            if step.moves is not None:
+                # This code writes over what it likes, and is not held to the budget.
+                step.moves.settle()
+                hosted = runner.lowered.hosted
+                args = args + step.moves.bring_back(each.slot for each in hosted)
             args += [step.tangents[slot] for slot in self.slots]
             step.tangents = []
             args += [step.residents[p] if p >= 0 else c for p, c in self.residents]
@@ -96,14 +104,26 @@ def _twin(runner: "Runner", program: Program) -> "Runner | None":
     )
     if not same:
         return None
-    twin = type(runner)(program, runner.schedule, runner.record_backward)
+    # Sizes of what it moves have to be the same, and those are the problem's.
+    problem = None if runner.transfers is None else runner.problem
+    twin = type(runner)(program, runner.schedule, runner.record_backward, problem=problem)
     fits = (
         twin.placeholders == runner.placeholders
         and twin.lowered.saved == runner.lowered.saved
         and twin.leaves == runner.leaves
         and twin.stretch_positions == runner.stretch_positions
+        and twin.lowered.host == runner.lowered.host
     )
     return twin if fits else None
+
+
+def _hosted(runner: "Runner") -> list[Saved]:
+    values = runner.program.values
+    return [
+        Saved(root, values[each.value].state)
+        for each in runner.lowered.hosted
+        for root in each.roots
+    ]
 
 
 def layout(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from rekindle.runtime.rescue import (
     written_residents,
 )
 from rekindle.runtime.step_watch import Meter, StepWatch
+from rekindle.runtime.transfers import Moves, Transfers
 from rekindle.torch_compat import (
     backward_keeps_graph,
     eager_kernels,
@@ -61,8 +62,9 @@ class Step:
     """What one forward leaves for its backward."""
 
     __slots__ = (
-        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "other"),
-        *("rescue", "residents", "retained", "saved", "sizes", "tangents", "versions", "watches"),
+        *("_runner", "env", "given", "gradients", "graphed", "holds", "is_rescued", "moves"),
+        *("moving", "other", "rescue", "residents", "retained", "saved", "sizes", "tangents"),
+        *("versions", "watches"),
         "__weakref__",
     )
 
@@ -84,6 +86,8 @@ class Step:
         # Raises where what Python reads in the backward has changed; None: it reads nothing.
         self.holds: Callable[[], None] | None = None
         self.is_rescued = False  # `gradients` has all that the backward would make
+        self.moves: Moves | None = None  # what the step has in host memory
+        self.moving: Moves | None = None  # the same, of the backward that runs
 
     @property
     def runner(self) -> "Runner":
@@ -97,6 +101,15 @@ class Step:
         self.residents, self.saved, self.env, self.tangents = [], None, None, []
         self.other, self.gradients, self.versions, self.watches = None, {}, [], []
         self.rescue = self.holds = None
+        self.end_moves()
+
+    def end_moves(self) -> None:
+        """What is on its way arrives before anything that follows; host memory is given back."""
+        moving, self.moving = self.moving, None
+        moves, self.moves = self.moves, None
+        for each in (moving, moves):
+            if each is not None:
+                each.close()
 
 
 class Runner:
@@ -111,10 +124,13 @@ class Runner:
         guards: Guards | None = None,
         problem: Problem | None = None,
     ) -> None:
+        if cuda_graph and schedule.transfers:
+            raise ValueError("a plan that moves values to the host cannot run as a CUDA graph")
         joint, lowered = program.joint, emit(program, schedule, problem)
         self.program = program
         self.schedule = schedule
         self.joint = joint
+        self.problem = problem
         self.record_backward = record_backward
         self.lowered = lowered
         self.device = joint.device
@@ -155,6 +171,12 @@ class Runner:
         self.written = written_residents(program, self.placeholders)
         self.smaller_plan: SmallerPlan | None = None  # for steps that run out of memory
         self.replacement: Any = None  # the plan that is to run in the place of this one
+        link = None if problem is None else problem.transfers
+        self.transfers = (
+            Transfers(lowered.host, self.device, None if link is None else link.host_budget)
+            if lowered.host.slots
+            else None
+        )
         self.cuda_graph = cuda_graph
         self.graphs = Graphs(self) if cuda_graph and lowered.stretches else None
 
@@ -260,10 +282,19 @@ class Runner:
         if outs is None:
             args: list[Any] = [residents[p] for p in self.forward_positions]
             args += step.sizes
-            with eager_kernels():
-                made: list[Any] = self.lowered.forward(args)
+            if self.transfers is not None:
+                step.moves = self.transfers.begin()
+                args.insert(0, step.moves)
+            try:
+                with eager_kernels():
+                    made: list[Any] = self.lowered.forward(args)
+            except BaseException:
+                step.end_moves()
+                raise
             num = len(self.internal)
             outs, step.saved = made[:num], made[num:]
+            if not self.lowered.stretches:
+                step.end_moves()
         return outs
 
     def backward(self, step: Step, index: int) -> Sequence[Any]:
@@ -316,6 +347,7 @@ class Runner:
                 gradients = self.planned_backward(step, index)
             except torch.OutOfMemoryError as error:
                 other = runner_with_more_room(self, step, error)
+                step.end_moves()
             else:
                 if self.watch is not None:
                     self.watch.reached(step, 2 + index)
@@ -325,7 +357,7 @@ class Runner:
 
     def watch_steps(self, limit_bytes: int, meter: Meter, num_corrections: int) -> None:
         """Watches whether the first steps stay within this limit."""
-        loss = self.schedule.ops.index(
+        loss = self.schedule.steps.index(
             next(i for i, o in enumerate(self.program.ops) if not o.nodes)
         )
         bounds = [0, loss, loss + 1, *(s.stop for s in self.lowered.stretches)]
@@ -345,6 +377,7 @@ class Runner:
         stretch = self.lowered.stretches[index]
         args: list[Any]
         if index == 0:
+            self.begin_moving(step)
             args = self.take_saved(step, self.lowered.written)
             args += [step.tangents[slot] for slot in self.tangent_slots]
             step.tangents = []
@@ -355,17 +388,27 @@ class Runner:
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
         args += step.sizes
+        if step.moving is not None:
+            args.insert(0, step.moving)
         with eager_kernels():
             made: list[Any] = stretch.run(args)
         num = len(stretch.gradients)
         step.env = made[num:]
         del made[num:]
+        if index == len(self.leaves) - 1:
+            step.moving = None  # of a graph that is kept: this backward's own
         return self._with_idle(made, index)
 
     def _with_idle(self, made: list[Any], index: int) -> list[Any]:
         if index == len(self.leaves) - 1:
             made += [None] * len(self.joint.idle)
         return made
+
+    def begin_moving(self, step: Step) -> None:
+        """A backward begins: what it moves is its own where the graph is kept."""
+        step.moving = step.moves
+        if step.moves is not None and backward_keeps_graph():
+            step.moving = step.moves.fork()
 
     def take_saved(self, step: Step, written: Sequence[int]) -> list[Any]:
         """What the forward left, to be used up; a copy of it where the graph is kept."""

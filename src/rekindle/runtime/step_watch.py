@@ -79,7 +79,8 @@ def with_excess(problem: Problem, schedule: Schedule, excess: Excess) -> Problem
     ops needed it is not known: each of them gets the workspace."""
     memory = simulate(problem, schedule).memory[excess.begin : excess.stop]
     more = max(0, excess.peak_bytes - max(memory))
-    raised = set(schedule.ops[excess.begin : excess.stop])
+    steps = schedule.steps[excess.begin : excess.stop]
+    raised = {step for step in steps if isinstance(step, int)}
     ops = [
         replace(op, workspace=op.workspace + more) if i in raised else op
         for i, op in enumerate(problem.ops)

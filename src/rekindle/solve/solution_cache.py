@@ -20,8 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rekindle.core import Problem, Schedule, Solution, Status, problem_hash, simulate
+from rekindle.core import (
+    Problem,
+    Schedule,
+    Solution,
+    Status,
+    Transfer,
+    problem_hash,
+    simulate,
+)
 from rekindle.core.disk import cache_home, own_version, read_json, write_json
+from rekindle.core.schedule import TRANSFER_KINDS
 from rekindle.errors import RekindleError
 from rekindle.solve.base import Solver
 
@@ -113,9 +122,8 @@ def solutions_of(request: SolveRequest) -> list[Schedule]:
             key = record.get("key") if type(record) is dict else None
             if type(key) is not dict or any(key.get(k) != v for k, v in wanted.items()):
                 continue
-            ops = record.get("ops")
-            if type(ops) is list and all(type(op) is int for op in ops):
-                schedule = Schedule(tuple(ops))
+            schedule = _schedule(record)
+            if schedule is not None:
                 simulate(request.problem, schedule)  # raises where it cannot be executed
                 found.append(schedule)
     return found
@@ -145,9 +153,9 @@ def _read_record(
     in_time = record["stopped_by"] == "time limit" and record["time_limit_s"] < time_limit_s
     if in_time and status is not Status.OPTIMAL:
         return None
-    if any(type(op) is not int for op in record["ops"]):
+    schedule = _schedule(record)
+    if schedule is None:
         return None
-    schedule = Schedule(tuple(record["ops"]))
     try:
         trace = simulate(request.problem, schedule)
     except RekindleError:
@@ -166,6 +174,23 @@ def _read_record(
     )
 
 
+def _schedule(record: dict[str, Any]) -> Schedule | None:
+    """The schedule of a file, if it can be one; files before transfers have ops alone."""
+    ops, moves = record.get("ops"), record.get("transfers", [])
+    if type(ops) is not list or any(type(op) is not int for op in ops) or type(moves) is not list:
+        return None
+    transfers = []
+    before = 0
+    for row in moves:
+        if type(row) is not list or len(row) != 3 or row[0] not in TRANSFER_KINDS:
+            return None
+        if any(type(n) is not int for n in row[1:]) or not before <= row[2] <= len(ops):
+            return None
+        transfers.append(Transfer(*row))
+        before = row[2]
+    return Schedule(tuple(ops), tuple(transfers))
+
+
 def store(request: SolveRequest, solution: Solution, time_limit_s: float) -> None:
     """Writes the answer down; gives up in silence where nothing can be written."""
     if solution.schedule is None or solution.stopped_by == "interrupt" or not request.cacheable:
@@ -176,6 +201,7 @@ def store(request: SolveRequest, solution: Solution, time_limit_s: float) -> Non
         "key": key,
         "status": solution.status.name,
         "ops": list(solution.schedule.ops),
+        "transfers": [[t.kind, t.value_id, t.before] for t in solution.schedule.transfers],
         "solver": solution.solver,
         "bound": solution.bound,
         "stopped_by": solution.stopped_by,

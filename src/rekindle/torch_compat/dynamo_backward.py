@@ -60,7 +60,7 @@ def source_name(source: Any) -> str:
 
 @contextlib.contextmanager
 def backward_reads_noted(later: ReadLater) -> Iterator[None]:
-    """Inside, `later` is told what code of the backward reads."""
+    """Inside, `later` gets what code of the backward reads."""
     from torch._dynamo.variables import TensorVariable
     from torch._dynamo.variables.builder import VariableBuilder
     from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +16,7 @@ from rekindle.cli.entry import build_parser
 from rekindle.core import Problem, keep_all, read_schedule, simulate, write_problem
 from rekindle.core.disk import write_json
 from rekindle.core.files import problem_record, schedule_record
-from rekindle.core.generate import chain
+from rekindle.core.generate import chain, random_layered
 from rekindle.plans.options import DEFAULTS, Options
 from rekindle.solve import SOLVERS
 
@@ -407,15 +407,13 @@ def test_a_reader_that_leaves(files):
 
 
 def test_interrupt_gives_the_best_so_far_or_130(files, instances):
-    code = (
-        "import sys; from rekindle.core.generate import random_layered;"
-        "from rekindle.core import write_problem; write_problem('big.json', random_layered(6000))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    write_problem("big.json", random_layered(6000))
+    os.mkfifo("pipe.json")
     process = python_m_rekindle(
-        *("solve", "big.json", "--budget", "0.3", "--time-limit", "100", "--solver", "floor")
+        *("solve", "pipe.json", "--budget", "0.3", "--time-limit", "100", "--solver", "floor")
     )
-    time.sleep(2.0)
+    # Opened by the command itself: before it runs, Python ends by the signal.
+    Path("pipe.json").write_bytes(Path("big.json").read_bytes())
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode in (0, 3, 130)

@@ -65,15 +65,24 @@ def test_a_file_written_before_is_read_and_written_the_same(tmp_path: Path) -> N
     }
 
 
-def test_a_plan_that_moves_values_is_refused() -> None:
-    """The code that a plan becomes runs ops alone: it must not pass for what the file says."""
+def test_a_plan_that_moves_values_comes_back_as_it_was() -> None:
     link = HostLink(10**9, 10**9, 0, 1)
     problem = dataclasses.replace(chain(6), transfers=link)
     first = problem.ops[0].outputs[0]
     moved = (0, ("send", first), ("drop", first), ("fetch", first), *range(1, len(problem.ops)))
-    record = dataclasses.replace(record_of(), problem=problem, schedule=schedule_of(moved))
-    with pytest.raises(FileError, match="moves values to the host; this release runs no such"):
-        plan_from_json(plan_to_json(record), "plan.json")
+    record = dataclasses.replace(
+        record_of(),
+        problem=problem,
+        schedule=schedule_of(moved),
+        options=Options(offload="host_budget 1GiB"),
+    )
+    data = plan_to_json(record)
+    assert data["offload"] == "host_budget 1GiB"
+    assert plan_from_json(data, "plan.json") == record
+    assert record.moved_bytes == record.host_peak_bytes == problem.values[first].size
+    assert "to the host and back" in str(record)
+    with pytest.raises(FileError, match="'offload' is neither false nor a text"):
+        plan_from_json({**data, "offload": 3}, "plan.json")
 
 
 def test_a_file_without_the_keys_that_may_be_missing() -> None:

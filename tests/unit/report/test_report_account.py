@@ -1,10 +1,12 @@
 """The account of a schedule: its numbers are the simulator's, sorted and nothing else."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.random_transfers import random_transfer_problem, random_transfer_schedule
 from support.report_problems import MIB, layered, solved
 
 from rekindle.core import Schedule, copies, keep_all, simulate
@@ -12,6 +14,7 @@ from rekindle.core.generate import random_problem, random_schedule, transformer
 from rekindle.errors import InvalidSchedule, RekindleError
 from rekindle.report import Facts, account, explain, explain_module, verdict
 from rekindle.report.account import KINDS, SAVED
+from rekindle.report.exports import chrome_trace, memory_snapshot
 from rekindle.report.module_paths import joined_modules, joined_names, places, ranges, starred
 from rekindle.report.module_table import MAX_ROWS, MAX_WAYS, module_rows
 from rekindle.report.text import explain_record
@@ -193,3 +196,24 @@ def test_huge_tables_stay_small():
     rng = Random(3)
     found = account(problem, random_schedule(problem, rng, repeats=0.3))
     assert len(module_rows(found)) <= MAX_ROWS
+
+
+def test_the_account_of_a_schedule_that_moves_values() -> None:
+    """Whatever is moved, what is stacked is the simulator's memory, and times are the lanes'."""
+    for seed in range(30):
+        rng = Random(seed)
+        problem = random_transfer_problem(rng, 10)
+        link = replace(problem.transfers, host_budget=None, serial=False)
+        problem = replace(problem, transfers=link)
+        found = account(problem, random_transfer_schedule(problem, rng))
+        line = timeline(found)
+        assert [sum(column) for column in zip(*line.views[2].stacks, strict=True)] == [
+            found.trace.memory[t] for t in line.steps
+        ]
+        assert list(line.starts) == sorted(line.starts)
+        assert found.starts[-1] <= found.trace.cost
+        if found.trace.peak_step >= 0:
+            assert sum(a.num_bytes for a in found.alive_at_peak) == found.trace.peak
+        assert explain(found)
+        chrome_trace(found)
+        memory_snapshot(found)

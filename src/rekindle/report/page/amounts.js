@@ -40,7 +40,7 @@ const el = (tag, attributes = {}, ...children) => {
 // ---- colours that colour-blind people can tell apart (Okabe and Ito), each with its own hatch
 
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8F94"];
-const LANE_COLOURS = ["#0072B2", "#E69F00", "#D55E00"];
+const LANE_COLOURS = ["#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7"];
 const HATCHES = [
   () => {},
   (c, n) => { c.moveTo(-1, n + 1); c.lineTo(n + 1, -1); c.moveTo(-n / 2, n / 2); c.lineTo(n / 2, -n / 2); c.moveTo(n / 2, n * 1.5); c.lineTo(n * 1.5, n / 2); },

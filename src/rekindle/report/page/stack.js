@@ -186,14 +186,14 @@ const mark = (u) => clipped(u, (c) => {
 // Which lane runs when, on the same axis, below zero.
 const drawLanes = (u) => {
   const ratio = devicePixelRatio, { left, width, top, height } = u.bbox, c = u.ctx;
-  const zero = u.valToPos(0, "y", true), each = (top + height - zero) / 3.3;
+  const zero = u.valToPos(0, "y", true), each = (top + height - zero) / (D.laneNames.length + 0.3);
   clipped(u, () => {
     c.fillStyle = ink("card");
     c.fillRect(left, zero, width, top + height - zero);
     for (const [lane, a, b, ta, tb] of D.lanes) {
       const x0 = u.valToPos(state.axis === "step" ? a : ta, "x", true);
       const x1 = u.valToPos(state.axis === "step" ? b : tb, "x", true);
-      c.fillStyle = paint(c, LANE_COLOURS[lane], [0, 4, 1][lane]);
+      c.fillStyle = paint(c, LANE_COLOURS[lane], [0, 4, 1, 2, 3][lane]);
       c.fillRect(x0, zero + each * (lane + 0.42), Math.max(ratio, x1 - x0), each * 0.76);
     }
     if (D.turn !== null) {

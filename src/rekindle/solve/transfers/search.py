@@ -7,11 +7,12 @@ link can carry in a forward pass. Then single recomputations of the best one are
 costly ones first, where transfers can carry their values instead.
 
 Every candidate is judged by `simulate`. The given solution is one of them, so the answer is never
-worse than recomputation alone.
+worse than recomputation alone. Who knows more of time than the lanes do (that kernels run slower
+beside transfers) gives a `rank` of its own, by which candidates are compared instead.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rekindle import _native
@@ -26,6 +27,7 @@ from rekindle.solve.transfers.gaps import sequence_of
 FIRST_TRIALS = (1.0, 0.7, 1.4, 0.4)
 FOR_BUDGETS = 0.45  # of the time limit, at most
 FOR_BOUND = 0.15  # of the time limit: a proof is worth less than a better schedule
+Rank = Callable[[Schedule], int]
 LARGEST = 2**60  # of sums of sizes and of times; what is added up here stays below 2^63
 
 
@@ -37,9 +39,11 @@ def with_transfers(
     *,
     time_limit_s: float,
     seed: int = 0,
+    rank: Rank | None = None,
 ) -> Solution:
     """A solution that may move values too: the given one of recomputation alone, or a cheaper one.
-    `solver` is asked for schedules of larger budgets."""
+    `solver` is asked for schedules of larger budgets; of two schedules the one with the smaller
+    `rank` is better, or with the smaller cost."""
     start = time.monotonic()
     if problem.transfers is None:
         return solution
@@ -47,7 +51,7 @@ def with_transfers(
         note = "values are not moved: sizes or times are too large to be added up in 64 bits"
         return replace(solution, notes=(*solution.notes, note))
     deadline = start + (1 - FOR_BOUND) * time_limit_s
-    search = _Search(solver, problem, budget, deadline, seed)
+    search = _Search(solver, problem, budget, deadline, seed, rank)
     search.begin(solution)
     least = least_cost(problem)
     # Who interrupted the first search wants an answer: what transfers do for it, and no more.
@@ -113,8 +117,10 @@ class _Search:
     budget: int
     deadline: float
     seed: int
+    rank: Rank | None = None
     best: Schedule | None = None
     cost: int = 0
+    score: int = 0  # what candidates are compared by: the rank, or the cost
     peak: int = 0
     ops: tuple[int, ...] = ()  # that the best was fitted from
     plain: Schedule | None = None  # without transfers, where the solver starts
@@ -134,7 +140,7 @@ class _Search:
         """Solves for larger budgets, first around what the link can carry, then around the best."""
         largest = simulate(self.problem, keep_all(self.problem)).peak - self.budget
         carried = self._carried()
-        seen: dict[int, int] = {}  # relief -> cost
+        seen: dict[int, int] = {}  # relief -> score
         for trial, relief in enumerate(self._reliefs(seen, carried, largest)):
             left = until - time.monotonic()
             if left < 0.02 or trial >= 10:
@@ -190,7 +196,7 @@ class _Search:
 
     def _without_runs(self, ops: tuple[int, ...]) -> None:
         """One run after the other, the costly ones first, while that makes it cheaper."""
-        cost = self._fit(ops) if ops != self.ops else self.cost
+        cost = self._fit(ops) if ops != self.ops else self.score
         improved = True
         while improved:
             improved = False
@@ -217,7 +223,7 @@ class _Search:
     # ---- candidates
 
     def _fit(self, ops: tuple[int, ...]) -> int:
-        """The cost of the ops with transfers that make them fit; more than any where none do."""
+        """The score of the ops with transfers that make them fit; more than any where none do."""
         worst: int = 2**63
         if ops in self.tried:
             return worst
@@ -233,6 +239,8 @@ class _Search:
             return worst  # over the host budget, or later than any clock: no answer
         if trace.peak > self.budget:
             return worst
-        if self.best is None or (trace.cost, trace.peak) < (self.cost, self.peak):
+        score = trace.cost if self.rank is None else self.rank(schedule)
+        if self.best is None or (score, trace.peak) < (self.score, self.peak):
             self.best, self.cost, self.peak, self.ops = schedule, trace.cost, trace.peak, ops
-        return trace.cost
+            self.score = score
+        return score
