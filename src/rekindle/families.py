@@ -1,7 +1,7 @@
 """A family of plans: one capture with symbols for the sizes that change, and a schedule for each.
 
 For each call's sizes the problem is computed, not captured: sizes of values are expressions over
-them, costs are told from those that are known. A schedule that is valid for the graph is valid for
+them, costs follow from those that are known. A schedule that is valid for the graph is valid for
 all sizes, and only its peak has to be simulated. So a call that is seen for the first time gets the
 cheapest schedule at hand that is within the budget: the one that keeps everything, one that was
 searched for other sizes, or the one with the smallest peak. A thread in the background searches for

@@ -61,7 +61,12 @@ class _Side:
             *(tuple(value.shape), value.stride()),
             *(value.storage_offset(), storage_bytes(value)),
         )
-        return (numbers if self.at is None else self.at.numbers(numbers), value.dtype)
+        if self.at is not None:
+            numbers = self.at.numbers(numbers)
+        shape, stride, *rest = numbers
+        # The stride of a dimension of size 1 means nothing; what hangs on it is another op later.
+        meant = tuple([s if n != 1 else 0 for n, s in zip(shape, stride, strict=True)])
+        return (shape, meant, *rest, value.dtype)
 
     def argument(self, leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):

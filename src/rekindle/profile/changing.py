@@ -1,4 +1,4 @@
-"""Costs as functions of sizes that change: known for some sizes, told for any.
+"""Costs as functions of sizes that change: known for some sizes, computed for any.
 
 Of two calls that differ in their sizes alone, the estimates are computed for each. Where one was
 measured, its numbers are scaled to the other by the estimates: times in proportion, workspace too,

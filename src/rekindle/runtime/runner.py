@@ -185,7 +185,7 @@ class Runner:
         found: list[Any] = [None] * len(slot)
         for tangent, like in zip(joint.tangents, joint.differentiated, strict=True):
             shown = (like.shape, tangent.stride)
-            # Where sizes change it is told for each call's.
+            # Where sizes change, `expected_layouts` computes it for each call's.
             found[slot[tangent.output]] = layout(*shown) if joint.changing is None else shown
         return tuple(found)
 
