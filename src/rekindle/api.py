@@ -16,6 +16,7 @@ from rekindle.plan_object import Plan, make_plan, manage_plan
 from rekindle.plans.options import (
     DEFAULTS,
     Budget,
+    Dynamic,
     Kernels,
     OnMiss,
     Options,
@@ -118,6 +119,7 @@ def rematerialize(
     inplace: bool = False,
     on_miss: OnMiss = DEFAULTS.on_miss,
     max_plans: int = DEFAULTS.max_plans,
+    dynamic: Dynamic = DEFAULTS.dynamic,
     loss_fn: Callable[..., Any] | None = DEFAULTS.loss_fn,
     loss_args: Sequence[Any] | None = None,
     schedule: ScheduleSource | None = DEFAULTS.schedule,
@@ -144,9 +146,12 @@ def rematerialize(
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.
 
-    Without `args` and `kwargs`, the first call with gradients is planned when it happens. A call
-    that no plan covers (other shapes, dtypes or mode) runs eagerly and warns (`on_miss="eager"`),
-    is planned too (`"replan"`, keeping at most `max_plans` plans) or raises (`"raise"`).
+    Without `args` and `kwargs`, the first call with gradients is planned when it happens. Calls
+    that differ in sizes alone are covered by one family of plans, captured at the second shape.
+    `dynamic` names sizes that change beforehand, as `{"input_ids": {1: (2, 4096)}}`; False makes no
+    family. Another call that no plan covers (other dtypes or mode) runs eagerly and warns
+    (`on_miss="eager"`), is planned too (`"replan"`, keeping at most `max_plans` plans) or raises
+    (`"raise"`).
     """
     options = _options(locals())
     if args is None and kwargs is None:

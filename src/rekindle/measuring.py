@@ -8,7 +8,8 @@ import logging
 import time
 from collections.abc import Iterator
 
-from rekindle.core import Schedule, keep_all, simulate
+from rekindle.capture.changing_sizes import SizesAt
+from rekindle.core import Problem, Schedule, keep_all, simulate
 from rekindle.plans.options import Options
 from rekindle.profile import OpProfile, Profile, ProfileListener
 from rekindle.profile.measure import Bench, bench_for
@@ -29,6 +30,7 @@ def measured_in_place(
     profile: Profile,
     sample: Sample | None,
     on_progress: ProfileListener | None,
+    at: SizesAt | None = None,
 ) -> Profile:
     """The profile with what a step on the sample shows of the ops that are estimates. Without a
     sample that has data, nothing runs."""
@@ -45,9 +47,10 @@ def measured_in_place(
         return with_measured(profile, device, {}, f"the device cannot be used: {line}")
     found: dict[int, OpProfile] = {}
     why_not = "does not fit on the device"
-    for schedule in _schedules_to_measure(options, program, profile, bench):
+    problem = formulate(program, profile, at=at)
+    for schedule in _schedules_to_measure(options, problem, bench):
         left = wanted.difference(found)
-        step = measured_step(program, schedule, sample, profile, left, bench, on_progress)
+        step = measured_step(program, schedule, sample, profile, left, bench, on_progress, at)
         found |= step.found
         why_not = step.why_not
         if step.device_lost:
@@ -66,10 +69,7 @@ def measured_in_place(
     return with_measured(profile, device, found, why_not, cache=options.cache, wall_s=took_s)
 
 
-def _schedules_to_measure(
-    options: Options, program: Program, profile: Profile, bench: Bench
-) -> Iterator[Schedule]:
-    problem = formulate(program, profile)
+def _schedules_to_measure(options: Options, problem: Problem, bench: Bench) -> Iterator[Schedule]:
     everything = keep_all(problem)
     free_bytes = bench.free_bytes()
     if simulate(problem, everything).peak <= _SHARE_TO_FILL * free_bytes:

@@ -18,13 +18,24 @@ import torch
 from torch import nn
 
 from rekindle.capture import Follower, JointGraph, Names, Tangent, capture
+from rekindle.capture.changing_capture import capture_changing
+from rekindle.capture.changing_sizes import Sizes, SizesAt
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.module_hooks import ModuleHooks
 from rekindle.capture.pytrees import named_tensors, path_names, split
-from rekindle.core import MIN_BUDGET, Problem, Schedule, check_schedule, is_fraction, parse_budget
+from rekindle.core import (
+    MIN_BUDGET,
+    Problem,
+    Schedule,
+    Solution,
+    Status,
+    check_schedule,
+    is_fraction,
+    parse_budget,
+)
 from rekindle.core.disk import own_version
 from rekindle.errors import BudgetInfeasible, DeviceProfileError, PlanMismatch
-from rekindle.frontend import Reading, call_of, read
+from rekindle.frontend import Marks, Reading, call_of, read
 from rekindle.inductor import with_compiled_kernels
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards as DataGuards
@@ -51,11 +62,12 @@ from rekindle.profile import (
     load_device,
     profile_nodes,
 )
+from rekindle.profile.changing import ChangingCosts
 from rekindle.profile.host_rates import HostRates, spare_host_bytes
 from rekindle.profile.measure_host import host_rates
 from rekindle.profile.profiler import describe, is_there
 from rekindle.program import Program, analyse, charged_nodes
-from rekindle.program.formulate import formulate
+from rekindle.program.formulate import Formulation, formulate, formulation
 from rekindle.rewrite.passes import rewrite
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.managed_module import plain_forward
@@ -401,7 +413,7 @@ def recorded(
         follower = Follower(Names(model, named_tensors((call.args, call.keywords), "args")))
         reading, returned = read(call, follower.ask, ModuleHooks)
         follower.returned, follower.losses = returned.tensors, returned.losses
-        joint = capture(follower, reading.graph, [i.value for i in reading.inputs])
+        joint = capture(follower, reading.graph, reading.inputs)
     known[:] = [(has_loss, reading, joint), *known[: _MOST_RECORDED - 1]]
     return joint, reading
 
@@ -411,6 +423,70 @@ def _sample(joint: JointGraph, reading: Reading) -> Sample | None:
     sample = sample_of(joint, [given.value for given in reading.inputs])
     reading.held.clear()
     return sample
+
+
+def recorded_changing(
+    options: Options,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    marks: Marks,
+    others: Sequence[JointGraph],
+) -> tuple[JointGraph, Reading]:
+    """The graph as eager runs it, before any rewrite, with symbols for the sizes that are marked.
+    `others`: captures of the same model for other sizes, with which it must agree."""
+    call = call_of(plain_forward(model), tuple(args), kwargs, options.loss_fn)
+    names = Names(model, named_tensors((call.args, call.keywords), "args"))
+    with collector_at_rest():
+        follower = Follower(names, with_symbols=True)
+        reading, returned = read(call, follower.ask, ModuleHooks, marks)
+        follower.returned, follower.losses = returned.tensors, returned.losses
+
+        def plain() -> Follower:
+            other = Follower(names)
+            other.returned, other.losses = returned.tensors, returned.losses
+            return other
+
+        joint = capture_changing(follower, reading, plain, tuple(others))
+    return joint, reading
+
+
+def formulated_family(
+    options: Options, joint: JointGraph, name: str, sizes: Sizes, sample: Sample | None
+) -> tuple[Program, ChangingCosts, Formulation]:
+    """What `_formulated` gives, of a graph whose sizes change; measured for these sizes."""
+    assert joint.changing is not None
+    at = joint.changing.at(sizes)
+    program, profile = _profiled(options, joint, sample, at)
+    charged = {name for names in charged_nodes(program) for name in names}
+    nodes = [node for node in joint.nodes if node.name in charged]
+    costs = ChangingCosts(nodes, _description(options, joint.device) or describe(joint.device))
+    costs.add(profile, at)
+    return program, costs, formulation(program, profile, name, at)
+
+
+def runner_of_family(
+    options: Options, program: Program, problems: Formulation, schedule: Schedule
+) -> LateRunner:
+    """The code of one schedule, for all sizes."""
+    again = functools.partial(with_backward, options)
+    return LateRunner(program, problems.problem, schedule, again)
+
+
+def plan_of_family(
+    options: Options,
+    predictor: Predictor,
+    schedule: Schedule,
+    runner: LateRunner,
+    budget: int,
+    at: SizesAt,
+) -> tuple[PlanRecord, Captured]:
+    """The plan for one shape of a family."""
+    program, profile = predictor.program, predictor.profile
+    solution = Solution(status=Status.FEASIBLE, schedule=schedule, solver="family")
+    choice = Choice(solution, False, budget)
+    record = _record(options, program, profile, predictor.problem, choice, at)
+    return record, Captured(program, profile, runner, None, options)
 
 
 def _captured_told(
@@ -493,9 +569,26 @@ def formulated(
             f"cuda_graph=True needs a CUDA device and the model is on {joint.device}; move the "
             "model or leave cuda_graph out"
         )
-    description = None if options.device_profile is None else load_device(options.device_profile)
-    if description is None and options.profile == "estimate":
-        description = describe(joint.device)
+    program, profile = _profiled(options, joint, sample)
+    description = _description(options, joint.device)
+    profile = replace(profile, host=_host_rates(options, joint.device, description))
+    problem = formulate(program, profile, name)
+    if profile.host is not None:
+        problem = replace(problem, transfers=profile.host.link(_host_budget(options)))
+    return program, profile, problem
+
+
+def _description(options: Options, device: torch.device) -> DeviceDescription | None:
+    """The device that costs are estimated for; None where they are measured."""
+    if options.device_profile is not None:
+        return load_device(options.device_profile)
+    return describe(device) if options.profile == "estimate" else None
+
+
+def _profiled(
+    options: Options, joint: JointGraph, sample: Sample | None, at: SizesAt | None = None
+) -> tuple[Program, Profile]:
+    description = _description(options, joint.device)
     program = analyse(joint, hold_outputs=options.hold_outputs, random_once=options.cuda_graph)
     charged = {name for names in charged_nodes(program) for name in names}
     listener = functools.partial(_tell_profiling, options.on_progress)
@@ -506,9 +599,11 @@ def formulated(
         cache=options.cache,
         remeasure=options.remeasure,
         on_progress=listener,
+        at=at,
     )
     if description is None and is_there(joint.device):
-        known, profile = profile, measured_in_place(options, program, profile, sample, listener)
+        known = profile
+        profile = measured_in_place(options, program, profile, sample, listener, at)
         if profile is not known:
             empty_cache(joint.device)  # of what measuring made
     milestone(f"profiled {profile.summary()}")
@@ -518,11 +613,7 @@ def formulated(
             "with remeasure=True when it is quiet",
             100 * profile.spread,
         )
-    profile = replace(profile, host=_host_rates(options, joint.device, description))
-    problem = formulate(program, profile, name)
-    if profile.host is not None:
-        problem = replace(problem, transfers=profile.host.link(_host_budget(options)))
-    return program, profile, problem
+    return program, profile
 
 
 def _host_rates(
@@ -583,6 +674,7 @@ def _record(
     profile: Profile,
     problem: Problem,
     choice: Choice,
+    at: SizesAt | None = None,
 ) -> PlanRecord:
     solution = choice.solution
     assert isinstance(solution.schedule, Schedule)
@@ -603,7 +695,10 @@ def _record(
             torch=torch_release(),
             rekindle=own_version(),
             device=program.joint.device.type,
-            graph=graph_hash(problem, (v.size_bytes for v in program.values)),
+            graph=graph_hash(
+                problem,
+                (v.size_bytes if at is None else at.number(v.size_bytes) for v in program.values),
+            ),
             costs_device=profile.device,
             costs=tuple((source.value, n) for source, n in profile.num_by_source.items()),
         ),

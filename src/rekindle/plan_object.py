@@ -20,6 +20,7 @@ from rekindle.capture import JointGraph
 from rekindle.core import Problem, Schedule, Status
 from rekindle.core.budget import budget_of_bytes
 from rekindle.errors import CaptureError, NothingToPlan, PlanMismatch, RekindleError
+from rekindle.families import family_for, has_families, named_dims
 from rekindle.frontend import Reading
 from rekindle.pipeline import (
     Captured,
@@ -205,6 +206,10 @@ class Plan:
     def recompute(self) -> tuple[str, ...]:
         """Patterns of the ops to recompute, as given; `options.save` has those to save."""
         return tuple(self.record.options.recompute)
+
+    def full(self) -> "Plan":
+        """This plan; of a family's plan for one shape, the plan with its problem."""
+        return self
 
     # ---- of what was captured
 
@@ -445,6 +450,8 @@ def manage_plan(
         options.loss_fn,
         functools.partial(_corrected, options),
         max_plans,
+        functools.partial(family_for, options, Plan) if has_families(options) else None,
+        named_dims(model, options.dynamic),
     )
     manager.in_regions = functools.partial(_in_regions, options, manager)
     if isinstance(first, Plan):

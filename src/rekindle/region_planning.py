@@ -87,7 +87,7 @@ def _region_of(options: Options, module: nn.Module, call: Call) -> MadeRegion:
         given = [i.value for i in reading.inputs]
         uses = separate_uses(reading.graph.graph, given)
         inputs = [given[i] for i in uses]
-        joint = capture(follower, reading.graph, inputs)
+        joint = capture(follower, reading.graph, [reading.inputs[i] for i in uses])
     if joint.forward_only:
         raise CaptureError("no gradient flows through it")
     if joint.made_to_require or joint.marked:

@@ -14,8 +14,13 @@ from rekindle.torch_compat import (
     FakeTensorMode,
     KeptAnswers,
     default_device,
+    dispatch_with_symbols,
+    expression_key,
     filling_stand_in,
+    fresh_like,
+    remade,
     run_below,
+    storage_bytes,
 )
 
 aten = torch.ops.aten
@@ -55,12 +60,16 @@ class FakeRuns:
         self.mode = mode
         self._answers = KeptAnswers(mode)
         self._known: dict[Any, Any] = {}  # short key -> what torch keeps, or None
+        # torch's own keys and answers cannot be told from here where they have symbols in them.
+        self._with_symbols = mode.shape_env is not None
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = run_below(self.mode, self._run, func, types, args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._with_symbols:
+            return self._run_with_symbols(func, types, args, kwargs)
         if not self._answers.usable:
             return self.mode.dispatch(func, types, args, kwargs)
         if func is aten._unsafe_view.default:
@@ -73,6 +82,18 @@ class FakeRuns:
             out, self._known[key] = self._answers.ask(func, types, args, kwargs)
             return out
         return self._answers.again(known, func, args)
+
+    def _run_with_symbols(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        key = self._key(func, args, kwargs)
+        known = None if key is None else self._known.get(key)
+        if known is not None:
+            return remade(self.mode, known)
+        out = dispatch_with_symbols(self.mode, func, types, args, kwargs)
+        if key is not None:
+            self._known[key] = fresh_like(out, (args, kwargs))
+        return out
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode's own key tells, shorter; None where it would keep nothing."""
@@ -89,15 +110,19 @@ class FakeRuns:
                 raise _NoKey
             if arg.layout is not torch.strided or arg.is_quantized:
                 raise _NoKey
+            sizes = (*arg.shape, *arg.stride(), arg.storage_offset(), storage_bytes(arg))
+            if self._with_symbols:
+                sizes = tuple([expression_key(n) for n in sizes])
             return (
-                *(arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device),
-                *(arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg()),
-                arg.is_inference(),
+                *(arg.dtype, arg.fake_device, arg.requires_grad, arg.is_conj(), arg.is_neg()),
+                *(arg.is_inference(), *sizes),
             )
         if kind is tuple or kind is list:
             return (kind, *[self._part(a) for a in arg])
         if kind is dict:
             return (kind, *[(k, self._part(a)) for k, a in arg.items()])
+        if kind is torch.SymInt and self._with_symbols:
+            return (kind, expression_key(arg))
         if kind in _PLAIN:
             return (kind, arg)  # 1, 1.0 and True are equal to Python and not to an op
         raise _NoKey

@@ -25,10 +25,14 @@ from rekindle.capture.recorder import Recorder
 from rekindle.errors import CaptureError
 from rekindle.torch_compat import (
     FakeTensor,
+    NotASize,
     as_modules_call,
     asked,
     eager_layouts_answered,
+    every_decision_noted,
+    has_symbols,
     is_saved_region,
+    is_symbolic,
     new_fake_mode,
     outside_function_modes,
     outside_modes,
@@ -36,6 +40,7 @@ from rekindle.torch_compat import (
     run_saved_regions_plainly,
     source_line,
     told_without_nodes,
+    tracing_symbols,
 )
 
 _WORD = re.compile(r"\w+")
@@ -66,8 +71,9 @@ class Names:
 class Follower:
     """Records the graph of a call, as far as it has been read."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, with_symbols: bool = False) -> None:
         self._names = names
+        self._with_symbols = with_symbols  # some sizes of the arguments change
         self._first_state = _State.now()
         self.with_gradients = torch.is_grad_enabled()
         # Nodes of the graph: all that the call returns, and what it calls its loss.
@@ -75,9 +81,14 @@ class Follower:
         self.losses: tuple[fx.Node, ...] = ()
         self._start_over(None)
 
-    def _start_over(self, graph: fx.Graph | None) -> None:
+    def _start_over(self, graph: fx.Graph | None, symbols: Any = None) -> None:
         self.graph = graph
-        self.recorder = Recorder(new_fake_mode())
+        # Its fake tensors share Dynamo's symbols: what is decided of a size, by the code that was
+        # read or by an op that runs here, is noted in one place.
+        if symbols is None and self._with_symbols and graph is not None:
+            symbols = tracing_symbols()
+        self.symbols = symbols
+        self.recorder = Recorder(new_fake_mode(self.symbols))
         self.values: dict[fx.Node, Any] = {}
         self.leaves: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []  # of numbers that enter the graph
@@ -100,11 +111,13 @@ class Follower:
         self,
         graph: fx.Graph,
         attributes: Mapping[str, Any],
-        example: Callable[[fx.Node], Any],
+        example: Callable[[fx.Node], tuple[Any, Any]],
+        symbols: Any = None,
     ) -> None:
-        """Runs what has come to the graph since the last time."""
+        """Runs what has come to the graph since the last time. `example` gives the value of an
+        input, and what it was read as; `symbols` are the graph's, if it was read to its end."""
         if graph is not self.graph:
-            self._start_over(graph)
+            self._start_over(graph, symbols)
         self._example = example
         with self._running():
             run = _Run(self, attributes, example)
@@ -113,8 +126,8 @@ class Follower:
                     self.values[node] = run.node(node)
 
     @staticmethod
-    def _examples(node: fx.Node) -> Any:
-        return node.meta["grapharg"].example
+    def _examples(node: fx.Node) -> tuple[Any, Any]:
+        return node.meta["grapharg"].example, node.meta.get("example_value")
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -133,6 +146,8 @@ class Follower:
                 stack.enter_context(recurrent_layers_call(cudnn_rnn.run))
                 stack.enter_context(self.recorder.fake_mode)
                 stack.enter_context(self.recorder)
+                if self.symbols is not None:
+                    stack.enter_context(every_decision_noted(self.symbols))
                 yield
         finally:
             self._state = _State.now()
@@ -140,15 +155,17 @@ class Follower:
                 torch.clear_autocast_cache()  # of fake tensors
             others.set()
 
-    def enter(self, node: fx.Node, real: Any) -> torch.Tensor:
+    def enter(self, node: fx.Node, real: Any, read_as: Any) -> Any:
         """What stands in for an input of the graph."""
+        if is_symbolic(read_as):  # a size, which is no tensor of the record
+            return real if self.symbols is None else read_as
         if not isinstance(real, torch.Tensor):
             real = torch.tensor(real)
             self._made.append(real)
         kind, name = self._names.of.get(id(real), ("input", node.name))
         _check_plain(name, real)
         with outside_modes():
-            fake = _fake(self.recorder, real)
+            fake = _fake(self.recorder, real, None if self.symbols is None else read_as)
         index = self._number.get(kind, 0)
         self._number[kind] = index + 1
         data = None if isinstance(real, FakeTensor) or real.is_meta else real
@@ -203,7 +220,7 @@ class _Run:
         self,
         follower: Follower,
         attributes: Mapping[str, Any],
-        example: Callable[[fx.Node], Any] | None,
+        example: Callable[[fx.Node], tuple[Any, Any]] | None,
         values: dict[fx.Node, Any] | None = None,
     ) -> None:
         self.follower = follower
@@ -220,7 +237,7 @@ class _Run:
                     f"(at {source_line(node)}): a hook on a tensor that forward makes; a newer "
                     "torch plans it"
                 )
-            self.values[node] = self.follower.enter(node, self.example(node))
+            self.values[node] = self.follower.enter(node, *self.example(node))
         return self.values[node]
 
     def node(self, node: fx.Node) -> Any:
@@ -300,8 +317,16 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _fake(recorder: Recorder, real: torch.Tensor) -> torch.Tensor:
+def _fake(recorder: Recorder, real: torch.Tensor, read_as: Any) -> torch.Tensor:
     mode = recorder.fake_mode
+    if isinstance(read_as, FakeTensor) and has_symbols(read_as):
+        if real._is_view() or real.storage_offset():
+            raise NotASize("an argument of changing sizes that is a view of another tensor")
+        with mode:
+            fake = torch.empty_strided(
+                read_as.shape, read_as.stride(), dtype=real.dtype, device=real.device
+            )
+        return fake.requires_grad_(real.requires_grad)
     if isinstance(real, FakeTensor):
         with mode:
             fake = torch.empty_strided(

@@ -6,6 +6,7 @@ decomposed, functionalized or compiled: the kernels, their order and the in-plac
 own.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch import fx
 
 from rekindle.capture.autocast import autocast_as
 from rekindle.capture.autograd_marks import refuse_marks, shown_arguments
+from rekindle.capture.changing_sizes import ChangingSizes, changing_sizes
 from rekindle.capture.gc_pause import collector_at_rest
 from rekindle.capture.graph_follower import Follower
 from rekindle.capture.graph_text import graph_text
@@ -22,7 +24,9 @@ from rekindle.capture.node_facts import Source, facts, source_of
 from rekindle.capture.recorder import Recorder, Scalar
 from rekindle.errors import CaptureError, NothingToPlan
 from rekindle.torch_compat import (
+    GraphInput,
     eager_layouts_answered,
+    every_decision_noted,
     is_overload,
     outputs_below,
     outside_modes,
@@ -79,6 +83,7 @@ class JointGraph:
     arrivals: tuple[int, ...] = ()  # entries, in the order in which their gradients were finished
     origin: Origin | None = None  # None: as it was recorded
     kernels: Literal["eager", "inductor"] = "eager"  # what its nodes call
+    changing: ChangingSizes | None = None  # sizes that are symbols; None: all are as captured
     # Which inputs, as the call's graph counts them, forward makes to require grad.
     made_to_require: tuple[int, ...] = ()
     marked: tuple[int, ...] = ()  # the outputs that forward itself calls retain_grad() on
@@ -160,13 +165,21 @@ class JointGraph:
         in other layouts, or inside autocast, which casts the backward's own ops. Of the outputs
         `retained` the whole gradient is wanted."""
         joint = replace(self.recorded, autocast=autocast, retained=retained)
-        answered = eager_layouts_answered()
-        with collector_at_rest(), outside_modes(), answered, self.session.recorder.fake_mode:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(collector_at_rest())
+            stack.enter_context(outside_modes())
+            stack.enter_context(eager_layouts_answered())
+            stack.enter_context(self.session.recorder.fake_mode)
+            if self.changing is not None:
+                stack.enter_context(every_decision_noted(self.changing.symbols))
             return _with_backward(joint, tuple(tangents))
 
 
-def capture(follower: Follower, graph: fx.GraphModule, inputs: Sequence[Any]) -> JointGraph:
-    """The joint graph of a call that was read, on inputs like these.
+def capture(
+    follower: Follower, graph: fx.GraphModule, inputs: Sequence[GraphInput], symbols: Any = None
+) -> JointGraph:
+    """The joint graph of a call that was read, on inputs like these. `symbols`: of their sizes,
+    where some change.
 
     Under `torch.no_grad()` the forward alone. Gradients are assumed to arrive for the loss where
     there is one (an output called so, or a scalar), else for every output that requires grad;
@@ -174,9 +187,12 @@ def capture(follower: Follower, graph: fx.GraphModule, inputs: Sequence[Any]) ->
     """
     with collector_at_rest():
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        reals = dict(zip(placeholders, inputs, strict=True))
-        follower.follow(graph.graph, dict(graph.named_children()) | vars(graph), reals.__getitem__)
+        given = {n: (i.value, i.stand_in) for n, i in zip(placeholders, inputs, strict=True)}
+        attributes = dict(graph.named_children()) | vars(graph)
+        follower.follow(graph.graph, attributes, given.__getitem__, symbols)
         joint = _joint(follower, graph.graph, placeholders)
+        if symbols is not None:
+            joint = replace(joint, changing=changing_sizes(symbols, inputs))
         if not follower.with_gradients:
             return joint
         if not joint.session.leaves or not any(joint.differentiable):

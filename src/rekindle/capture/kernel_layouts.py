@@ -9,13 +9,23 @@ once for each kind of call, on blank tensors of the same layout.
 """
 
 import functools
+import math
 from typing import Any, Literal
 
 import torch
 
 from rekindle.capture import op_effects
-from rekindle.capture.tensor_args import tensors_of
-from rekindle.torch_compat import is_overload, outside_modes, pytree, storage_bytes, storage_key
+from rekindle.capture.tensor_args import map_numbers, tensors_of
+from rekindle.torch_compat import (
+    NotASize,
+    has_symbols,
+    hint_of,
+    is_overload,
+    outside_modes,
+    pytree,
+    storage_bytes,
+    storage_key,
+)
 
 aten = torch.ops.aten
 
@@ -155,6 +165,8 @@ class Layouts:
         ]
         if not any(fresh):
             return out
+        if any(map(has_symbols, tensors)):
+            return self._sure(func, args, kwargs, out)
         answer = self._ask(func, args, kwargs)
         if answer is None or len(answer) != len(fresh):
             return out
@@ -168,11 +180,24 @@ class Layouts:
         """A view of something with dimensions of size 1: the meta kernel is the real one."""
         if 1 not in out.shape or out.dim() < 2:
             return out
+        shape = tuple(map(hint_of, out.shape))
         with outside_modes():
-            stride = _blank(args[0], torch.device("meta")).view(out.shape).stride()
-        if stride == out.stride():
+            stride = _blank(args[0], torch.device("meta")).view(shape).stride()
+        if stride == tuple(map(hint_of, out.stride())):
             return out
+        if has_symbols(out):
+            raise NotASize("the strides of a view")
         return aten.as_strided.default(out, out.shape, stride, out.storage_offset())
+
+    def _sure(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """`out`, of sizes that change, where the real kernel agrees for the sizes of the call that
+        is captured: what it answers holds for those alone."""
+        answer = self._ask(func, *map_numbers(hint_of, (args, kwargs)))
+        leaves = pytree.tree_leaves(out)
+        same = answer is None or len(answer) != len(leaves)
+        if same or answer == [_description(leaf) for leaf in leaves]:
+            return out
+        raise NotASize(f"the layout of what {func} makes")
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
         """Shape, strides, dtype and bytes of each output of the real kernel; None where it cannot
@@ -203,13 +228,18 @@ def _distinct(out: Any) -> Any:
 
 
 def _kind(t: torch.Tensor) -> tuple[Any, ...]:
-    return (tuple(t.shape), t.stride(), t.dtype, t.device)
+    return (*_traced(t), t.dtype, t.device)
+
+
+def _traced(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in the call that is captured."""
+    return tuple(map(hint_of, t.shape)), tuple(map(hint_of, t.stride()))
 
 
 def _description(x: Any) -> tuple[Any, ...]:
     if not isinstance(x, torch.Tensor):
         return ()
-    return (tuple(x.shape), x.stride(), x.dtype, storage_bytes(x))
+    return (*_traced(x), x.dtype, hint_of(storage_bytes(x)))
 
 
 def _laid_out(fake: torch.Tensor, answer: tuple[Any, ...]) -> torch.Tensor:
@@ -222,6 +252,7 @@ def _laid_out(fake: torch.Tensor, answer: tuple[Any, ...]) -> torch.Tensor:
 
 def _blank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Zeros in the same layout; zeros are indices that every table has."""
-    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    room = torch.zeros(span if tensor.numel() else 0, dtype=tensor.dtype, device=device)
-    return room.as_strided(tensor.shape, tensor.stride())
+    shape, stride = _traced(tensor)
+    span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
+    room = torch.zeros(span if math.prod(shape) else 0, dtype=tensor.dtype, device=device)
+    return room.as_strided(shape, stride)

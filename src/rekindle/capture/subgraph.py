@@ -8,6 +8,8 @@ from torch import fx
 
 from rekindle.capture.node_facts import facts
 from rekindle.capture.random_streams import generators_of, left_alone
+from rekindle.capture.tensor_args import map_numbers
+from rekindle.torch_compat import hint_of
 
 _META = torch.device("meta")
 
@@ -52,7 +54,8 @@ def run_slice(
                 real = reals[node].detach()
                 values[node] = real.clone() if facts(node).storage in written else real
                 continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            given = map_numbers(hint_of, (node.args, node.kwargs))
+            args, kwargs = fx.node.map_arg(given, values.__getitem__)
             if kwargs.get("device") == _META:  # what a model without data makes of nothing
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             values[node] = node.target(*args, **kwargs)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from rekindle.torch_compat import FakeTensor, pytree
+from rekindle.torch_compat import FakeTensor, is_symbolic, pytree
 
 _PLAIN = frozenset(
     {
         *(type(None), bool, int, float, complex, str),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+        *(torch.SymInt, torch.SymFloat),  # sizes that change
     }
 )
 
@@ -34,6 +35,20 @@ def map_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
     if kind is dict:
         return {key: map_tensors(function, item) for key, item in nest.items()}
     return pytree.tree_map_only(torch.Tensor, function, nest)
+
+
+def map_numbers(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with `function` applied to each number that hangs on sizes which change."""
+    if is_symbolic(nest):
+        return function(nest)
+    kind = type(nest)
+    if kind is tuple or kind is torch.Size:
+        return tuple([map_numbers(function, item) for item in nest])
+    if kind is list or isinstance(nest, list):  # fx has lists of its own
+        return [map_numbers(function, item) for item in nest]
+    if isinstance(nest, dict):
+        return {key: map_numbers(function, item) for key, item in nest.items()}
+    return nest
 
 
 def tensors_of(nest: Any) -> list[torch.Tensor]:

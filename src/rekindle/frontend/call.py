@@ -7,7 +7,7 @@ in one piece is refused by name.
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from rekindle.frontend.words import reason
 from rekindle.torch_compat import (
     Ask,
     GraphBreak,
-    GraphInput,
     Reading,
     Returned,
     answering,
@@ -30,13 +29,15 @@ __all__ = [
     "LOSS_ARGS",
     "Ask",
     "Call",
-    "GraphInput",
+    "Marks",
     "Reading",
     "as_loss_args",
     "call_of",
     "raised_while_read",
     "read",
 ]
+
+Marks = Sequence[tuple[torch.Tensor, Sequence[int]]]  # arguments, and which of their sizes change
 
 _READ = "_rekindle_read"  # marks what the model raised while it was read, and has not done since
 LOSS_ARGS = "loss_args"  # keyword of a managed call: what `loss_fn` gets besides the output
@@ -95,14 +96,16 @@ def as_loss_args(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def read(call: Call, ask: Ask, module_hooks: Callable[..., Any]) -> tuple[Reading, Returned]:
+def read(
+    call: Call, ask: Ask, module_hooks: Callable[..., Any], marks: Marks = ()
+) -> tuple[Reading, Returned]:
     """The call as Dynamo reads it, and what it returns. `ask` answers questions to the data,
     `module_hooks` makes what stands in the graph for backward hooks of modules."""
     returned = Returned()
     adapt = functools.partial(answering, ask, _show, returned, module_hooks)
     entry = _call if call.loss_fn is None else _call_with_loss
     with _refusals(), outside_modes():
-        reading = _read_call(entry, call.scope, adapt)
+        reading = _read_call(entry, call.scope, adapt, marks)
     return reading, returned
 
 

@@ -8,19 +8,26 @@ has written it keeps for good, of plans that are long gone.
 import itertools
 import keyword
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
 
+from rekindle.capture.changing_sizes import ChangingSizes
 from rekindle.capture.node_facts import facts, has_facts
+from rekindle.torch_compat import is_symbolic, size_text
 
 _number = itertools.count()
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def compile_boxed(graph: fx.Graph) -> tuple[Callable[[list[Any]], Any], str]:
-    """The function of a graph of placeholders, calls and one output, and its source."""
-    return _Writer(graph).function()
+def compile_boxed(
+    graph: fx.Graph, changing: ChangingSizes | None = None
+) -> tuple[Callable[[list[Any]], Any], str]:
+    """The function of a graph of placeholders, calls and one output, and its source. Sizes that
+    change are the last items of its list."""
+    return _Writer(graph, () if changing is None else changing.names).function()
 
 
 def name_line(error: BaseException) -> None:
@@ -48,9 +55,13 @@ class _Source:
 
 
 class _Writer:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, sizes: Sequence[str]) -> None:
         self.nodes = list(graph.nodes)
         self.taken = {node.name for node in self.nodes}
+        # No node is called so: their names are those of ops and of placeholders.
+        self.sizes = {name: f"size_{name}" for name in sizes}
+        assert self.taken.isdisjoint(self.sizes.values())
+        self.taken.update(self.sizes.values())
         self.names: dict[int, str] = {}  # id of what the code refers to -> its name
         self.scope: dict[str, Any] = {}
         self.last_reads: dict[fx.Node, list[str]] = {}  # node -> names that die with it
@@ -65,10 +76,11 @@ class _Writer:
 
     def function(self) -> tuple[Callable[[list[Any]], Any], str]:
         inputs = [node for node in self.nodes if node.op == "placeholder"]
+        names = [*(node.name for node in inputs), *self.sizes.values()]
         lines = ["def run(args):"]
-        if inputs:
+        if names:
             # A statement of its own, so that no name for the unpacked list stays behind.
-            lines.append(f"    [{', '.join([node.name for node in inputs])}] = args")
+            lines.append(f"    [{', '.join(names)}] = args")
             lines.append("    args.clear()")
             idle = [node.name for node in inputs if node not in self.read]
             if idle:
@@ -106,6 +118,8 @@ class _Writer:
         # inf and nan have no literal: they are given by a name in the scope, as everything below.
         if type(arg) is float and math.isfinite(arg):
             return repr(arg)
+        if self.sizes and is_symbolic(arg):
+            return self._number(arg)
         if isinstance(arg, list):
             return f"[{', '.join([self._text(a) for a in arg])}]"
         if type(arg) is tuple:
@@ -116,6 +130,11 @@ class _Writer:
         if isinstance(arg, slice):
             return f"slice({', '.join(map(self._text, (arg.start, arg.stop, arg.step)))})"
         return self._name(arg, str(arg))
+
+    def _number(self, number: Any) -> str:
+        """A number that hangs on sizes, as an expression over them."""
+        text = size_text(number)
+        return f"({_WORD.sub(lambda word: self.sizes.get(word[0], word[0]), text)})"
 
     def _name(self, thing: Any, like: str) -> str:
         """A name for something that the code refers to, as near to its own as can be."""

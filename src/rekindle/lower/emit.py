@@ -26,6 +26,7 @@ from rekindle.lower.host_steps import Hosted
 from rekindle.lower.lifetimes import lifetimes
 from rekindle.lower.step_emitter import Emitter, Saved
 from rekindle.program.program import Program
+from rekindle.torch_compat import hint_of
 
 NOTHING_MOVED = HostLayout()
 _SHARE_BYTES = 1 << 16  # gradients below this in all are not worth a call of their own
@@ -152,7 +153,7 @@ def _cuts(leaves: Mapping[fx.Node, int], begin: int, max_stretches: int) -> list
     shares of their bytes, none below a share that is worth the call."""
     sizes: dict[int, int] = {}
     for leaf, step in leaves.items():
-        sizes[step] = sizes.get(step, 0) + facts(leaf).storage_bytes
+        sizes[step] = sizes.get(step, 0) + hint_of(facts(leaf).storage_bytes)
     if not sizes:
         return [begin]
     # The largest gradient alone may be more than a share: cutting before it would not let it leave

@@ -13,12 +13,15 @@ import torch
 from torch import fx
 
 from rekindle.capture.node_facts import facts
+from rekindle.capture.tensor_args import map_numbers
 from rekindle.torch_compat import (
     TorchDispatchMode,
     add_call,
     bare_call,
     eager_kernels,
+    hint_of,
     is_overload,
+    is_symbolic,
     nn_functions,
 )
 
@@ -64,7 +67,7 @@ def _kind(arg: Any, found: list[Any]) -> Any:
         return (type(arg), *[_kind(a, found) for a in arg])
     if isinstance(arg, dict):
         return (type(arg), *[(k, _kind(a, found)) for k, a in arg.items()])
-    return type(arg)
+    return int if is_symbolic(arg) else type(arg)
 
 
 def _try_forms(target: Any, name: str, call: Any) -> str:
@@ -72,9 +75,10 @@ def _try_forms(target: Any, name: str, call: Any) -> str:
         if not isinstance(leaf, fx.Node):
             return leaf
         like = facts(leaf).value
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        shape, stride = (tuple(map(hint_of, numbers)) for numbers in (like.shape, like.stride()))
+        return torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
 
-    args, kwargs = fx.node.map_aggregate(call, as_meta)
+    args, kwargs = fx.node.map_aggregate(map_numbers(hint_of, call), as_meta)
     # Cheapest first: all of these parse their arguments in generated C, not by a schema.
     forms: list[tuple[str, Any]] = []
     if args and isinstance(args[0], torch.Tensor) and hasattr(torch.Tensor, name):

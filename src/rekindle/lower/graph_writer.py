@@ -17,7 +17,7 @@ from rekindle.lower import fast_calls
 from rekindle.lower.codegen import compile_boxed
 from rekindle.lower.runtime_ops import clone_storage
 from rekindle.program.program import Program
-from rekindle.torch_compat import add_call
+from rekindle.torch_compat import add_call, known_dense, known_equal
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.detach.default})
@@ -50,7 +50,7 @@ class GraphWriter:
     def finish(self, outs: Sequence[fx.Node]) -> tuple[Callable[[list[Any]], Any], str]:
         """The function of the graph, and its source."""
         self.graph.output(list(outs))
-        return compile_boxed(self.graph)
+        return compile_boxed(self.graph, self.program.joint.changing)
 
     # ---- inputs and calls; `like` are the facts of a recorded node whose tensor looks like theirs
 
@@ -134,6 +134,11 @@ class GraphWriter:
         if source is None or not isinstance(facts(source).value, torch.Tensor):
             return None
         like, wanted = facts(source).value, facts(node).value
+        if self.program.joint.changing is not None:
+            # Of sizes that change a trial would tell for one call. A whole tensor in the order of
+            # its dimensions has a view of any other shape.
+            whole = all(known_dense(tensor) for tensor in (like, wanted))
+            return source if whole and like.dtype == wanted.dtype else None
         # Tried on a meta tensor: whether a reshape is a view hangs on strides, and torch's own rule
         # is the one that counts. A copy here would be memory that no plan knows of.
         trial = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
@@ -150,9 +155,9 @@ def _same_view(node: fx.Node, other: fx.Node) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return bool(
-        a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.storage_offset() == b.storage_offset()
+        known_equal(a.shape, b.shape)
+        and known_equal(a.stride(), b.stride())
+        and known_equal(a.storage_offset(), b.storage_offset())
         and a.dtype == b.dtype
         and a.is_conj() == b.is_conj()
         and a.is_neg() == b.is_neg()

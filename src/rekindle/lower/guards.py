@@ -59,17 +59,17 @@ class Guards:
                 made[node] = graph.node_copy(node, made.__getitem__)
         answers += [self._ask(graph, made, q) for q in questions[at:]]
         graph.output(tuple(answers))
-        self.run, _ = compile_boxed(graph)
+        self.run, _ = compile_boxed(graph, joint.changing)
 
     @staticmethod
     def _ask(graph: fx.Graph, made: dict[fx.Node, fx.Node], question: Scalar) -> fx.Node:
         args = fx.node.map_arg(question.args, made.__getitem__)
         return graph.call_function(question.target, args)
 
-    def broken(self, residents: Sequence[torch.Tensor]) -> str | None:
+    def broken(self, residents: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> str | None:
         """None, or which answer differs; `residents` as `sources` counts them."""
         with eager_kernels():
-            answers = self.run(list(residents))
+            answers = self.run([*residents, *sizes])
         for question, answer in zip(self.scalars, answers, strict=True):
             # NaN is not equal to itself, and still the same answer.
             if answer != question.value and not (

@@ -4,7 +4,7 @@
 compares them. The integrations and the command line fill in an `Options` by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,6 +23,8 @@ Patterns = str | Sequence[str]
 ScheduleSource = Schedule | Callable[[Problem], Schedule]
 OnMiss = Literal["eager", "replan", "raise"]
 Kernels = Literal["eager", "inductor", "auto"]
+# Argument -> dimension -> the least and the largest size; or whether sizes may change at all.
+Dynamic = bool | Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 _ANY_PEAK = 2**40  # to check how a budget is written, before there is a peak to be a fraction of
@@ -56,6 +58,7 @@ class Options:
     on_miss: OnMiss = "eager"  # a call that no plan covers
     max_plans: int = 8  # of one managed module
     kernels: Kernels = "eager"  # whose kernels run; "auto": the faster ones within the budget
+    dynamic: Dynamic = True  # sizes that change: False for none, True for those that are seen to
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
     offload: str | bool = False  # values moved to host memory; see `parse_offload`

@@ -157,7 +157,7 @@ def python_call(options: Options) -> str:
 
 
 # Options that say how a plan is made or run, and not which one it is.
-_OF_ONE_RUN = ("on_progress", "on_miss", "max_plans", "remeasure", "fullgraph")
+_OF_ONE_RUN = ("on_progress", "on_miss", "max_plans", "dynamic", "remeasure", "fullgraph")
 
 
 def graph_structure(problem: Problem) -> list[Any]:

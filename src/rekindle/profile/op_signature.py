@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from rekindle.capture.changing_sizes import SizesAt, number_key
 from rekindle.capture.node_facts import facts, has_facts
 
 
@@ -100,15 +101,16 @@ class OpCall:
         return "cpu"
 
 
-def signature(node: fx.Node) -> OpCall:
-    """The call of a `call_function` node; raises ValueError for any other node."""
+def signature(node: fx.Node, at: SizesAt | None = None) -> OpCall:
+    """The call of a `call_function` node; raises ValueError for any other node. `at`: the sizes,
+    where they change."""
     if node.op != "call_function" or not callable(node.target):
         raise ValueError(f"node {node.name} is {node.op}, and only call_function nodes have a cost")
     storages: dict[int, int] = {}
-    args = tuple(_describe(a, storages) for a in node.args)
-    kwargs = {k: _describe(v, storages) for k, v in sorted(node.kwargs.items())}
+    args = tuple(_describe(a, storages, at) for a in node.args)
+    kwargs = {k: _describe(v, storages, at) for k, v in sorted(node.kwargs.items())}
     num_inputs = len(storages)
-    outputs = tuple(_outputs(facts(node).value, storages))
+    outputs = tuple(_outputs(facts(node).value, storages, at))
     # By name, not by object: the key must be the same in another process.
     name = target_name(node.target)
     record = [name, [_record(a) for a in args], {k: _record(v) for k, v in kwargs.items()}]
@@ -121,7 +123,8 @@ class QuickKeys:
     tensor is read once, and a call is a tuple of small numbers. Equal keys mean equal signatures;
     the reverse need not hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_symbols: bool = False) -> None:
+        self._with_symbols = with_symbols  # calls are equal if they are for all sizes
         self._kinds: dict[fx.Node, Any] = {}
         self._numbers: dict[Hashable, int] = {}
 
@@ -142,16 +145,19 @@ class QuickKeys:
             return self._numbered(kind, storages)
         if isinstance(arg, (list, tuple)):
             return tuple([self._part(a, storages) for a in arg])
+        if self._with_symbols:
+            arg = number_key(arg)
         return (type(arg), arg)  # 1, 1.0 and True are equal to Python and not to an op
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
             # What a TensorSpec tells, in a form that takes a third of the time to write.
-            spec = (
-                *(value.shape, value.stride(), value.storage_offset(), value.dtype, value.device),
-                *(storage.nbytes(), value.is_conj(), value.is_neg()),
-            )
+            numbers: tuple[Any, ...] = (*value.shape, *value.stride(), value.storage_offset())
+            numbers += (storage.nbytes(),)
+            if self._with_symbols:
+                numbers = tuple(map(number_key, numbers))
+            spec = (numbers, value.dtype, value.device, value.is_conj(), value.is_neg())
             number = self._numbers.setdefault(spec, len(self._numbers))
             return [StorageWeakRef(storage).cdata, number]
         if isinstance(value, (list, tuple)):
@@ -210,40 +216,49 @@ def map_specs(tree: Any, fn: Callable[[TensorSpec], Any]) -> Any:
     return tree
 
 
-def spec_of(tensor: torch.Tensor, storages: dict[int, int]) -> TensorSpec:
+def _plain(number: Any) -> Any:
+    return number
+
+
+def spec_of(
+    tensor: torch.Tensor, storages: dict[int, int], at: SizesAt | None = None
+) -> TensorSpec:
     """What an op's time may depend on of a tensor. `storages` numbers those that were seen before:
     two arguments over one storage cost another time than two of their own."""
     storage = tensor.untyped_storage()
     alias = storages.setdefault(StorageWeakRef(storage).cdata, len(storages))
+    number = _plain if at is None else at.number
     return TensorSpec(
         dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(int(n) for n in tensor.shape),
-        stride=tuple(int(n) for n in tensor.stride()),
-        offset=int(tensor.storage_offset()),
-        storage_bytes=int(storage.nbytes()),
+        shape=tuple([int(number(n)) for n in tensor.shape]),
+        stride=tuple([int(number(n)) for n in tensor.stride()]),
+        offset=int(number(tensor.storage_offset())),
+        storage_bytes=int(number(storage.nbytes())),
         alias=alias,
         device=tensor.device.type,
         lazy=("conj" if tensor.is_conj() else "") + ("neg" if tensor.is_neg() else ""),
     )
 
 
-def _describe(arg: Any, storages: dict[int, int]) -> Any:
+def _describe(arg: Any, storages: dict[int, int], at: SizesAt | None) -> Any:
     if isinstance(arg, fx.Node):
         if not has_facts(arg):  # a submodule or constant fetched by get_attr
             owner = arg.graph.owning_module
             if arg.op == "get_attr" and owner is not None:
-                return _describe(_fetch(owner, str(arg.target)), storages)
+                return _describe(_fetch(owner, str(arg.target)), storages, at)
             raise ValueError(f"nothing is known of node {arg.name}: capture it with fake tensors")
-        return _describe(facts(arg).value, storages)
+        return _describe(facts(arg).value, storages, at)
     if isinstance(arg, torch.Tensor):
-        return spec_of(arg, storages)
+        return spec_of(arg, storages, at)
     if isinstance(arg, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if at is not None:
+            return at.number(arg)
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(arg)]
         return kind(arg)
     if isinstance(arg, (tuple, list)):
-        return tuple(_describe(a, storages) for a in arg)
+        return tuple(_describe(a, storages, at) for a in arg)
     if isinstance(arg, dict):
-        return {k: _describe(v, storages) for k, v in sorted(arg.items())}
+        return {k: _describe(v, storages, at) for k, v in sorted(arg.items())}
     return arg
 
 
@@ -253,12 +268,14 @@ def _fetch(owner: Any, path: str) -> Any:
     return owner
 
 
-def _outputs(value: Any, storages: dict[int, int]) -> Iterator[TensorSpec | None]:
+def _outputs(
+    value: Any, storages: dict[int, int], at: SizesAt | None
+) -> Iterator[TensorSpec | None]:
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _outputs(item, storages)
+            yield from _outputs(item, storages, at)
     elif isinstance(value, torch.Tensor):
-        yield spec_of(value, storages)
+        yield spec_of(value, storages, at)
     else:
         yield None
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from rekindle.capture.changing_sizes import SizesAt
 from rekindle.plans.plan_record import Source
 from rekindle.profile.base import OpProfile, Profile
 from rekindle.profile.cache import ProfileCache, device_name, environment
@@ -51,14 +52,16 @@ def profile_nodes(
     cache: bool = True,
     remeasure: bool = False,
     on_progress: ProfileListener | None = None,
+    at: SizesAt | None = None,
 ) -> Profile:
     """Numbers for every call_function node: those of earlier runs on `device`, else estimates.
+    `at`: for these sizes, where sizes change.
 
     `device` defaults to where the nodes' tensors are. With a `description` of another device all
     numbers are estimates for that one. `remeasure` leaves earlier numbers out.
     """
     start = time.perf_counter()
-    names, which, calls = distinct_calls(nodes)
+    names, which, calls = distinct_calls(nodes, at)
     where = torch.device(device) if device is not None else _device_of(calls)
     if description is None and not is_there(where):
         description = describe(where)
@@ -138,12 +141,14 @@ def expected_s(calls: Sequence[OpCall], device: torch.device) -> float:
     return len(calls) * _SETUP_S.get(device.type, 0.02) + runs * work_ns / 1e9
 
 
-def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list[OpCall]]:
+def distinct_calls(
+    nodes: Iterable[fx.Node], at: SizesAt | None = None
+) -> tuple[list[str], list[int], list[OpCall]]:
     """Node names, per node the position of its call, and the distinct calls."""
     names: list[str] = []
     which: list[int] = []
     calls: list[OpCall] = []
-    quick = QuickKeys()
+    quick = QuickKeys(at is not None)
     seen: dict[Hashable, int] = {}
     position: dict[str, int] = {}
     for node in nodes:
@@ -156,7 +161,7 @@ def distinct_calls(nodes: Iterable[fx.Node]) -> tuple[list[str], list[int], list
         except TypeError:  # an argument that cannot be hashed
             index = -1
         if index < 0:
-            call = signature(node)
+            call = signature(node, at)
             index = position.setdefault(call.key, len(calls))
             if index == len(calls):
                 calls.append(call)

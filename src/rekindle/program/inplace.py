@@ -15,6 +15,7 @@ from torch import fx
 
 from rekindle.capture.node_facts import NodeFacts, facts
 from rekindle.rewrite import cross_entropy
+from rekindle.torch_compat import is_symbolic, known_equal, storage_bytes
 
 aten = torch.ops.aten
 
@@ -100,10 +101,12 @@ def _fits(argument: NodeFacts, target: Any, out: torch.Tensor) -> bool:
     val, size = argument.value, argument.storage_bytes
     return bool(
         isinstance(val, torch.Tensor)
-        # Bytes. A gradient sum is taken at any size, so that the peak is eager's.
-        and (size >= _SMALL or target is aten.add.Tensor)
-        and val.shape == out.shape
-        and val.stride() == out.stride()
+        # Bytes. A gradient sum is taken at any size, so that the peak is eager's. What is small at
+        # one size of a call need not be at another.
+        and (is_symbolic(size) or size >= _SMALL or target is aten.add.Tensor)
+        and known_equal(val.shape, out.shape)
+        and known_equal(val.stride(), out.stride())
         and val.dtype == out.dtype
-        and val.numel() * val.element_size() == size == out.untyped_storage().nbytes()
+        and known_equal(val.numel() * val.element_size(), size)
+        and known_equal(size, storage_bytes(out))
     )

@@ -49,6 +49,9 @@ class Pass:
     exact: str
     cuda: bool = False  # changes nothing on other devices
     fuses: bool = False  # left out with `fuse=False`
+    # Left out where sizes change: it computes with whole numbers, which would be those of one call.
+    # So is all that is `cuda`: its kernels are compiled, and tried, for one shape.
+    one_shape: bool = False
     # Left out where Python asked the data for a number while the forward was recorded.
     without_scalars: bool = False
 
@@ -129,6 +132,7 @@ PASSES: tuple[Pass, ...] = (
         does="Copies of copies read the first source, and parts of a gradient are written once.",
         exact="A copy changes no bits (`redundant_copies.is_copy`); where padded gradients were "
         "added up, zero is still added (`redundant_copies._stacked`).",
+        one_shape=True,
     ),
     Pass(
         "read_in_place_backward",
@@ -221,6 +225,8 @@ def rewrite(
 
 
 def _applies(each: Pass, joint: JointGraph, fuse: bool) -> bool:
+    if joint.changing is not None and (each.cuda or each.one_shape):
+        return False
     return (fuse or not each.fuses) and not (each.without_scalars and joint.scalars)
 
 

@@ -56,6 +56,11 @@ class LateRunner:
         self._lock = threading.Lock()
         self._runner: Runner | None = None
 
+    def watch_again(self) -> None:
+        """Watches the next steps: what comes needs more than what came."""
+        if self._runner is not None and self._runner.watch is None:
+            self._watch(self._runner)
+
     def _watch(self, runner: Runner) -> None:
         # A CUDA graph has memory of its own, which lies outside of a step's account.
         if self._limit_bytes is None or runner.graphs is not None or not runner.lowered.stretches:

@@ -25,7 +25,13 @@ from rekindle.errors import BudgetInfeasible, CaptureError, PlanMismatch
 from rekindle.frontend import LOSS_ARGS, Call, as_loss_args, call_of, raised_while_read
 from rekindle.runtime.measured_step import sample_of
 from rekindle.runtime.plan_corrections import follow_watch, shown_size
-from rekindle.runtime.plan_table import AnswerChanged, Entry, Manager, input_layouts
+from rekindle.runtime.plan_table import (
+    AnswerChanged,
+    Entry,
+    FamilyEntry,
+    Manager,
+    input_layouts,
+)
 from rekindle.torch_compat import transform_around
 
 KEY = "_rekindle"
@@ -219,26 +225,54 @@ def _run_call(model: nn.Module, manager: Manager, call: Call) -> Any:
         return manager.regions.run(model, call)
     if around:
         return _missed(model, manager, call, around, plannable=False)
-    scope = call.scope
+    scope, reason = call.scope, None
     for entry in manager.entries:
-        if entry.guards.check(scope):
+        if entry.covers(scope):
             try:
                 return _run(manager, entry, scope)
             except AnswerChanged as changed:
-                return _missed(model, manager, call, str(changed))
+                reason = str(changed)
+                if not isinstance(entry, FamilyEntry):
+                    break
+            except BudgetInfeasible as error:
+                return _no_plan(manager, call, error)
     if torch.is_grad_enabled() is manager.plans_gradients:
-        found = manager.read_again(model, call)
-        if found is None and manager.has_filled(call):
+        found = None if reason else manager.read_again(model, call)
+        if found is None:
+            found = _family_for(model, manager, call)
+        if found is None and reason is None and manager.has_filled(call):
             manager.num_filled += 1
             log.info("planning again: the first call has changed what forward reads")
             plan = manager.make_plan(model, call.args, call.keywords, plan_of(model))
             found = manager.add(plan, call.args, call.keywords)
         if found is not None:
-            return _run(manager, found, scope)
-    return _missed(model, manager, call, None)
+            try:
+                return _run(manager, found, scope)
+            except BudgetInfeasible as error:
+                return _no_plan(manager, call, error)
+    return _missed(model, manager, call, reason)
+
+
+def _family_for(model: nn.Module, manager: Manager, call: Call) -> Entry | None:
+    try:
+        return manager.family_for(model, call)
+    except BudgetInfeasible as error:
+        if manager.on_miss != "eager":
+            raise
+        log.warning("no plan for changing sizes: %s", error)
+        return None
+
+
+def _no_plan(manager: Manager, call: Call, error: BudgetInfeasible) -> Any:
+    """A call of a family's, of sizes for which no schedule is within the budget."""
+    if manager.on_miss != "eager":
+        raise error
+    say(manager, f"this call runs eagerly and exceeds the budget: {error}")
+    return call.eager()
 
 
 def _run(manager: Manager, entry: Entry, scope: dict[str, Any]) -> Any:
+    entry.prepare()
     follow_watch(manager, entry)
     other = entry.plan.runner.wanted is not None
     entry.before = functools.partial(_adopt, manager, entry) if other else None
@@ -263,6 +297,9 @@ def _adopt(manager: Manager, entry: Entry, inputs: Sequence[torch.Tensor]) -> No
     wanted, runner.wanted = runner.wanted, None
     sample, same_ops = sample_of(wanted.joint, inputs), wanted.twin is not None
     try:
+        if isinstance(entry, FamilyEntry):
+            entry.family = entry.family.for_gradients(wanted.joint, entry.sizes, sample)
+            return
         plan = manager.plan_joint(wanted.joint, entry.plan, sample, same_ops=same_ops)
     except BudgetInfeasible as error:
         say(

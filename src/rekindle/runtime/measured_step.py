@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from rekindle.capture import JointGraph, op_effects
+from rekindle.capture.changing_sizes import SizesAt
 from rekindle.capture.node_facts import NO_STORAGE, facts, source_of
 from rekindle.core import Schedule
 from rekindle.lower.lifetimes import lifetimes
@@ -82,11 +83,13 @@ def measured_step(
     wanted: frozenset[int],
     bench: Bench,
     on_progress: ProfileListener | None = None,
+    at: SizesAt | None = None,
 ) -> MeasuredStep:
     """Runs the schedule until all that is wanted is measured. `residents` are the tensors of the
-    placeholders. Whatever an op throws, planning goes on: with what was found until then."""
+    placeholders; `at` tells their sizes, where those change. Whatever an op throws, planning goes
+    on: with what was found until then."""
     progress = _Progress(profile, wanted, bench, on_progress)
-    run = _Run(program, schedule, profile, wanted, bench, progress)
+    run = _Run(program, schedule, profile, wanted, bench, progress, at)
     try:
         with _undisturbed(program):
             run.run(residents)
@@ -146,7 +149,9 @@ class _Run:
         wanted: frozenset[int],
         bench: Bench,
         progress: _Progress,
+        at: SizesAt | None,
     ) -> None:
+        self._numbers = _as_they_are if at is None else at.numbers
         self.program, self.steps, self.profile = program, schedule.ops, profile
         self.wanted, self.bench, self.progress = set(wanted), bench, progress
         self.lives = lifetimes(program, schedule.ops)
@@ -189,7 +194,7 @@ class _Run:
             self._measure(node, node.target, args, kwargs)
             kwargs[instead.out_name] = self._tensor(instead.out)
             call: Any = instead.call
-            args = fx.node.map_arg(instead.args, self._tensor)
+            args = fx.node.map_arg(self._numbers(instead.args), self._tensor)
             self.place[facts(node).storage] = {node: call(*args, **kwargs)}
         else:
             for storage in op.writes:
@@ -211,9 +216,8 @@ class _Run:
         for node in self.program.joint.nodes:
             if node.op == "placeholder" and source_of(node).kind == "tangent":
                 like = facts(node).value
-                made = torch.empty_strided(
-                    like.shape, like.stride(), dtype=like.dtype, device=like.device
-                )
+                shape, stride = self._numbers((tuple(like.shape), like.stride()))
+                made = torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
                 if facts(node).storage in op.makes:
                     self.place[facts(node).storage] = {node: made.fill_(1)}
 
@@ -255,9 +259,8 @@ class _Run:
                 return like
             if not (like.is_floating_point() or like.is_complex()):
                 raise TypeError(f"{node.target} makes integers, which only other ranks can tell")
-            made = torch.empty_strided(
-                like.shape, like.stride(), dtype=like.dtype, device=like.device
-            )
+            shape, stride = self._numbers((tuple(like.shape), like.stride()))
+            made = torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
             return made.fill_(1)
 
         if not facts(node).writes and op.makes:
@@ -290,8 +293,8 @@ class _Run:
     # ---- tensors
 
     def _arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args: tuple[Any, ...] = fx.node.map_arg(tuple(node.args), self._tensor)
-        return args, {**fx.node.map_arg(node.kwargs, self._tensor)}
+        args: tuple[Any, ...] = fx.node.map_arg(self._numbers(tuple(node.args)), self._tensor)
+        return args, {**fx.node.map_arg(self._numbers(node.kwargs), self._tensor)}
 
     def _storage(self, node: fx.Node) -> int:
         while (storage := facts(node).storage) == NO_STORAGE:
@@ -305,10 +308,14 @@ class _Run:
     def _view(self, node: fx.Node, roots: Tensors) -> Any:
         if node in roots:
             return roots[node]
-        args = fx.node.map_arg(node.args, lambda a: self._view(a, roots))
+        args = fx.node.map_arg(self._numbers(node.args), lambda a: self._view(a, roots))
         target: Any = node.target
         self._measure(node, target, args, node.kwargs)
         return target(*args, **node.kwargs)
+
+
+def _as_they_are(nest: Any) -> Any:
+    return nest
 
 
 def _written(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:

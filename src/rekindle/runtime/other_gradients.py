@@ -89,6 +89,7 @@ class OtherBackward:
             args += [step.tangents[slot] for slot in self.slots]
             step.tangents = []
             args += [step.residents[p] if p >= 0 else c for p, c in self.residents]
+            args += step.sizes
             with eager_kernels():
                 made = self.stretch.run(args)
             step.gradients = dict(zip(self.stretch.gradients, made, strict=True))

@@ -6,6 +6,7 @@ import logging
 from typing import Any, Protocol
 
 from rekindle.errors import BudgetInfeasible
+from rekindle.runtime.shape_table import ShapePlan
 
 log = logging.getLogger("rekindle")
 
@@ -28,6 +29,9 @@ class Entry(Protocol):
 def follow_watch(manager: Manager, entry: Entry) -> None:
     """What the steps so far say of the plan. Calls that share it get the other one too."""
     runner = entry.plan.runner
+    if isinstance(entry.plan, ShapePlan):
+        entry.plan.family.follow_watch(entry.plan)
+        return
     if runner.replacement is not None:
         manager.put(entry, runner.replacement)
         return

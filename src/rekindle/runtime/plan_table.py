@@ -8,6 +8,7 @@ at each call, once the guards hold.
 import copy
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,20 +17,29 @@ import torch
 from torch import nn
 
 from rekindle.capture import JointGraph
+from rekindle.capture.changing_sizes import Sizes
 from rekindle.capture.pytrees import named_tensors
 from rekindle.errors import CaptureError, PlanMismatch, RekindleError
 from rekindle.frontend import Call, Reading, in_words
 from rekindle.plans.options import OnMiss
 from rekindle.runtime.lazy_runner import LateRunner
 from rekindle.runtime.runner import Runner
+from rekindle.runtime.shape_table import DynamicDims, changing_dims, sizes_reader
 from rekindle.runtime.step_watch import Excess
 
+_MOST_FAMILIES = 4  # of one managed module
+_MOST_REFUSED = 2  # tries for the same dimensions; one may have met a size that is an exception
 _MOST_READ_AGAIN = 8  # of one managed module: a counter that forward reads is new at each call
 log = logging.getLogger("rekindle")
 
+# (model, call, which sizes change, entries so far, the first) -> family, reading and sizes, or None
+MakeFamily = Callable[..., Any]
+
 
 class Plan(Protocol):
-    """What a table needs of a plan."""
+    """What a table needs of a plan, or of a family of plans."""
+
+    def full(self) -> Any: ...
 
     peak_bytes: int
     keep_all_peak_bytes: int
@@ -80,12 +90,17 @@ class Layout:
         return "x".join(map(str, self.shape)) or "scalar"
 
 
-def input_layouts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Layout]:
+def input_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensor arguments of a call, by name."""
     tensors = named_tensors((tuple(args), dict(kwargs)), "")
+    return {_argument(name): tensor for name, tensor in tensors.items()}
+
+
+def input_layouts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Layout]:
+    """What is said of the tensor arguments of a call, by name."""
     return {
-        _argument(name): Layout(t.shape, t.dtype, t.device, t.requires_grad)
-        for name, t in tensors.items()
+        name: Layout(t.shape, t.dtype, t.device, t.requires_grad)
+        for name, t in input_tensors(args, kwargs).items()
     }
 
 
@@ -131,7 +146,17 @@ class Entry:
         draws = any(i.expression.startswith("random_value") for i in reading.inputs)
         self.may_turn_back = draws and bool(plan.joint.scalars or reading.asked)
 
-    def _run(self, *inputs: torch.Tensor) -> list[Any]:
+    def covers(self, scope: dict[str, Any]) -> bool:
+        """Whether the call is the one that the plan is for."""
+        return self.guards.check(scope)
+
+    def prepare(self) -> None:
+        """Before a call that it covers."""
+
+    def _plan_for(self, inputs: Sequence[Any]) -> tuple[Any, Sizes]:
+        return self.plan, ()
+
+    def _run(self, *inputs: Any) -> list[Any]:
         """What runs the graph of the call; the replay around it does the rest."""
         for i, name, value in self.reading.asked:
             if getattr(inputs[i], name) != value:
@@ -145,14 +170,15 @@ class Entry:
         before, self.before = self.before, None
         if before is not None:
             before(inputs)
-        runner: Runner = self.plan.runner
+        plan, sizes = self._plan_for(inputs)
+        runner: Runner = plan.runner
         residents = runner.gather(inputs)
-        why = runner.broken_assumption(residents)
+        why = runner.broken_assumption(residents, sizes)
         if why is not None:
             raise AnswerChanged(why)
         scope, self.scope = self.scope, None
         holds = None if scope is None else functools.partial(self._refuse_changes, scope)
-        return runner.all_outputs(runner(residents, holds), residents)
+        return runner.all_outputs(runner(residents, holds, sizes), residents, sizes)
 
     def _refuse_changes(self, scope: dict[str, Any]) -> None:
         """Raises where Python code of the backward would read something else than was planned."""
@@ -167,6 +193,50 @@ class Entry:
     def copied(self) -> "Entry":
         """The same plan for a copied module, with a state of its own."""
         return Entry(self.plan, self.reading, self.layouts, self.number, self.order)
+
+
+class FamilyEntry(Entry):
+    """A family of plans with the calls that it covers: those that differ in sizes alone."""
+
+    __slots__ = ("family", "marks", "sizes", "sizes_of")
+
+    def __init__(
+        self,
+        family: Any,
+        reading: Reading,
+        layouts: dict[str, Layout],
+        number: int,
+        sizes: Sizes,
+        marks: DynamicDims,
+    ) -> None:
+        self.family = family
+        self.marks = marks  # argument -> its dimensions whose sizes change
+        self.sizes = sizes  # of the last call
+        self.sizes_of = sizes_reader(family.changing, reading)
+        super().__init__(family, reading, layouts, number)  # a plan of it comes with each call
+
+    def covers(self, scope: dict[str, Any]) -> bool:
+        if not self.guards.check(scope):
+            return False
+        sizes = self.sizes_of(scope)
+        if not self.family.covers(sizes):
+            return False
+        self.sizes = sizes
+        return True
+
+    def prepare(self) -> None:
+        """Raises BudgetInfeasible where no schedule for these sizes is within the budget."""
+        self.plan = self.family.plan_at(self.sizes)
+
+    def _plan_for(self, inputs: Sequence[Any]) -> tuple[Any, Sizes]:
+        # Not `plan`: another thread may have called with other sizes since.
+        sizes = self.family.changing.of_inputs(inputs)
+        return self.family.plan_at(sizes), sizes
+
+    def copied(self) -> "FamilyEntry":
+        return FamilyEntry(
+            *(self.family, self.reading, self.layouts, self.number, self.sizes, self.marks)
+        )
 
 
 def _number(entry: Entry) -> int:
@@ -185,8 +255,14 @@ class Manager:
         loss_fn: Callable[..., Any] | None,
         correct_plan: Callable[[Any, Excess | int, int], Any],
         max_plans: int,
+        make_family: MakeFamily | None = None,
+        dynamic: Mapping[str, Any] | None = None,
     ) -> None:
         self.on_miss = on_miss
+        self.make_family = make_family  # None: sizes are as planned, or another plan's
+        self.dynamic = dynamic or {}  # argument -> dimensions that were said to change
+        self.refused: Counter[Any] = Counter()  # dimensions, and how often there was no family
+        self.num_families = 0
         self.make_plan = make_plan
         self.plan_joint = plan_joint
         self.record = record  # what a call runs, before any rewrite
@@ -208,7 +284,9 @@ class Manager:
         new = Manager(
             *(self.on_miss, self.make_plan, self.plan_joint, self.record),
             *(self.loss_fn, self.correct_plan, self.max_plans),
+            *(self.make_family, self.dynamic),
         )
+        new.refused, new.num_families = Counter(self.refused), self.num_families
         copies = {id(e): e.copied() for e in self.entries}
         new.entries = [copies[id(e)] for e in self.entries]
         new.num_made = self.num_made
@@ -220,7 +298,8 @@ class Manager:
     @property
     def plans(self) -> tuple[Any, ...]:
         """The distinct plans, in the order in which they were made."""
-        return tuple({e.number: e.plan for e in sorted(self.entries, key=_number)}.values())
+        plans = {e.number: e.plan for e in sorted(self.entries, key=_number)}
+        return tuple([p.full() for p in plans.values()])
 
     @property
     def plans_gradients(self) -> bool:
@@ -250,7 +329,8 @@ class Manager:
         if self.num_read_again >= _MOST_READ_AGAIN:
             return None
         layouts = input_layouts(call.args, call.keywords)
-        laid_out = [entry for entry in self.entries if entry.layouts == layouts]
+        plain = [entry for entry in self.entries if not isinstance(entry, FamilyEntry)]
+        laid_out = [entry for entry in plain if entry.layouts == layouts]
         if not laid_out:
             return None
         entries = {entry.number: entry for entry in laid_out}.values()
@@ -271,6 +351,28 @@ class Manager:
                 self.entries.insert(0, found)
                 return found
         return None
+
+    def family_for(self, model: nn.Module, call: Call) -> FamilyEntry | None:
+        """A family for a call that differs from a planned one in sizes alone; None where there is
+        none, which is said once."""
+        if self.make_family is None or self.num_families >= _MOST_FAMILIES:
+            return None
+        layouts = input_layouts(call.args, call.keywords)
+        marks = changing_dims(layouts, self.entries, self.dynamic)
+        key = tuple(sorted((name, tuple(sorted(dims))) for name, dims in marks.items()))
+        if not marks or self.refused[key] >= _MOST_REFUSED:
+            return None
+        made = self.make_family(model, call, marks, self.entries, self.first, self.dynamic)
+        if made is None:
+            self.refused[key] += 1
+            return None
+        self.num_families += 1
+        family, reading, sizes = made
+        self._make_room()
+        entry = FamilyEntry(family, reading, layouts, self.num_made, sizes, marks)
+        self.num_made += 1
+        self.entries.insert(0, entry)
+        return entry
 
     def use(self, entry: Entry) -> None:
         """Moves an entry to the front: the next call most likely is like this one."""

@@ -74,7 +74,7 @@ class Rescue:
             for generator, state in self.streams:
                 generator.set_state(state)
             with torch.no_grad():
-                again = type(step)(runner, residents)
+                again = type(step)(runner, residents, step.sizes)
                 del runner.forward(again)[:]
                 device = runner.device
                 again.tangents = [
@@ -128,7 +128,7 @@ def repeat_forward(other: "Runner", step: "Step") -> list[Any]:
     assert step.rescue is not None
     step.rescue.restore(step.residents)
     empty_cache(other.device)
-    return other(step.residents, step.holds)
+    return other(step.residents, step.holds, step.sizes)
 
 
 def repeat_backward(runner: "Runner", other: "Runner", step: "Step", index: int) -> None:

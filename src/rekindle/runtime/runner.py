@@ -21,8 +21,10 @@ from torch import fx
 
 from rekindle.capture import JointGraph, Tangent
 from rekindle.capture.autocast import autocast_state
+from rekindle.capture.changing_sizes import Sizes, stride_like, strides_key
 from rekindle.capture.node_facts import facts, source_of
 from rekindle.core import Problem, Schedule
+from rekindle.errors import PlanMismatch
 from rekindle.lower.codegen import name_line
 from rekindle.lower.emit import emit
 from rekindle.lower.guards import Guards
@@ -50,6 +52,8 @@ from rekindle.torch_compat import (
 
 ALIGNMENT = 16  # bytes, of what compiled kernels read
 
+_MOST_LAYOUTS = 1024  # that are remembered, where sizes change
+
 # The step of a joint graph with a backward for other gradients; its forward is the same, node by
 # node.
 RecordBackward = Callable[
@@ -65,13 +69,14 @@ class Step:
 
     __slots__ = (
         *("_runner", "arena", "env", "given", "gradients", "graphed", "holds", "is_rescued"),
-        *("moves", "moving", "other", "rescue", "residents", "retained", "saved", "tangents"),
-        *("versions", "watches"),
+        *("moves", "moving", "other", "rescue", "residents", "retained", "saved", "sizes"),
+        *("tangents", "versions", "watches"),
         "__weakref__",
     )
 
-    def __init__(self, runner: "Runner", residents: list[torch.Tensor]) -> None:
+    def __init__(self, runner: "Runner", residents: list[torch.Tensor], sizes: Sizes = ()) -> None:
         self._runner: Runner | None = runner
+        self.sizes = sizes  # of this call, where sizes change from call to call
         self.residents: list[torch.Tensor] = residents  # as `Runner.placeholders` counts
         self.saved: list[Any] | None = None  # what the forward carries over
         self.env: list[Any] | None = None  # what the stretch before carries over
@@ -169,6 +174,7 @@ class Runner:
         self.slot_of_output = {joint.outputs[i]: k for k, i in enumerate(self.internal)}
         self.tangent_slots = [slot[joint.tangents[t].output] for t in lowered.tangents]
         self.layouts: tuple[Any, ...] = self._layouts(joint, slot)
+        self.layouts_at: dict[Sizes, tuple[Any, ...]] = {}  # where sizes change
         self.others: dict[tuple[Any, ...], OtherBackward] = {}
         self.wanted: OtherBackward | None = None  # what the last backward would have liked
         self.changes = Changes(self)
@@ -194,43 +200,66 @@ class Runner:
         """Per output slot: the layout in which its gradient is assumed to arrive, or None."""
         found: list[Any] = [None] * len(slot)
         for tangent, like in zip(joint.tangents, joint.differentiated, strict=True):
-            found[slot[tangent.output]] = layout(like.shape, tangent.stride)
+            shown = (like.shape, tangent.stride)
+            # Where sizes change, `expected_layouts` computes it for each call's.
+            found[slot[tangent.output]] = layout(*shown) if joint.changing is None else shown
         return tuple(found)
+
+    def expected_layouts(self, step: Step) -> tuple[Any, ...]:
+        """Per output slot: the layout in which its gradient is assumed to arrive, or None."""
+        changing = self.joint.changing
+        if changing is None:
+            return self.layouts
+        found = self.layouts_at.get(step.sizes)
+        if found is None:
+            at = changing.at(step.sizes)
+            found = tuple([shown and layout(*at.numbers(shown)) for shown in self.layouts])
+            if len(self.layouts_at) >= _MOST_LAYOUTS:
+                self.layouts_at.clear()
+            self.layouts_at[step.sizes] = found
+        return found
 
     def gather(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs of the call's graph and constants, as `placeholders` counts them."""
         return [inputs[i] if given else self.joint.constants[i] for given, i in self.origins]
 
-    def broken_assumption(self, residents: Sequence[torch.Tensor]) -> str | None:
+    def broken_assumption(self, residents: Sequence[torch.Tensor], sizes: Sizes = ()) -> str | None:
         """None, or which answer that Python got from the data at capture would differ now."""
         if self.kernels is not eager_kernels and any(t.data_ptr() % ALIGNMENT for t in residents):
             return f"a tensor lies at an address that is no multiple of {ALIGNMENT} bytes"
         if self.guards.run is None:
             return None
-        return self.guards.broken([residents[p] for p in self.guard_positions])
+        return self.guards.broken([residents[p] for p in self.guard_positions], sizes)
 
-    def all_outputs(self, outs: list[Any], residents: Sequence[torch.Tensor]) -> list[Any]:
+    def all_outputs(
+        self, outs: list[Any], residents: Sequence[torch.Tensor], sizes: Sizes = ()
+    ) -> list[Any]:
         """Per output tensor of the model; one that shows an argument is made by eager itself."""
         if len(outs) == len(self.joint.outputs):
             return outs
         found = dict(zip(self.internal, outs, strict=True))
         return [
-            found[i] if i in found else self._shown(node, residents)
+            found[i] if i in found else self._shown(node, residents, sizes)
             for i, node in enumerate(self.joint.outputs)
         ]
 
-    def _shown(self, node: fx.Node, residents: Sequence[torch.Tensor]) -> Any:
+    def _shown(self, node: fx.Node, residents: Sequence[torch.Tensor], sizes: Sizes) -> Any:
         if node.op == "placeholder":
             return residents[self.placeholders.index(node)]
-        args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents))
+        args = fx.node.map_arg(node.args, lambda a: self._shown(a, residents, sizes))
+        if self.joint.changing is not None:
+            args = self.joint.changing.at(sizes).numbers(args)
         return node.target(*args, **node.kwargs)
 
     def __call__(
-        self, residents: list[torch.Tensor], holds: Callable[[], None] | None = None
+        self,
+        residents: list[torch.Tensor],
+        holds: Callable[[], None] | None = None,
+        sizes: Sizes = (),
     ) -> list[Any]:
         """The outputs that the graph makes, as `internal` counts them. `holds` is asked when the
-        backward begins."""
-        step = Step(self, residents)
+        backward begins; `sizes` are the call's, where they change from call to call."""
+        step = Step(self, residents, sizes)
         step.holds = holds
         if self.watch is not None:
             self.watch.begin(step)
@@ -274,6 +303,7 @@ class Runner:
         outs = None if self.graphs is None else self.graphs.forward(step)
         if outs is None:
             args: list[Any] = [residents[p] for p in self.forward_positions]
+            args += step.sizes
             if self.transfers is not None:
                 step.moves = self.transfers.begin()
                 args.insert(0, step.moves)
@@ -357,6 +387,7 @@ class Runner:
             args, step.env = step.env, None
         residents = step.residents
         args += [residents[p] for p in self.stretch_positions[index]]
+        args += step.sizes
         if step.moving is not None:
             args.insert(0, step.moving)
         with inside(step.arena), self.kernels():
@@ -408,8 +439,9 @@ class Runner:
             self._lay_out_for_kernels(step, grads, retained)
             return
         layouts = tuple([None if g is None else layout(g.shape, g.stride()) for g in grads])
+        expected = self.expected_layouts(step)
         key = (layouts, autocast_state(), retained)
-        if key == (self.layouts, self.joint.autocast, self.joint.retained):
+        if key == (expected, self.joint.autocast, self.joint.retained):
             step.other = None
             changed = self.changes.found(step, self.joint)
             if changed is not None:
@@ -419,9 +451,7 @@ class Runner:
                 step.rescue.keep_tangents(grads)
             return
         self._take_another_way(step)
-        if key not in self.others:
-            self.others[key] = self._other_backward(grads, retained)
-        other = self.others[key]
+        other = self._other_for(step, grads, key, retained)
         self.wanted = other
         changed = self.changes.found(step, other.joint)
         if changed is not None:
@@ -430,7 +460,7 @@ class Runner:
             step.other = None
             step.tangents = [
                 g if g is None else laid_out(g, wanted)
-                for g, wanted in zip(grads, self.layouts, strict=True)
+                for g, wanted in zip(step.tangents, expected, strict=True)
             ]
         else:
             step.other = other
@@ -482,9 +512,40 @@ class Runner:
                 self.others[full] = OtherBackward(self, joint, changed)
         return self.others[full]
 
+    def _other_for(
+        self,
+        step: Step,
+        grads: Sequence[Any],
+        key: tuple[Any, ...],
+        retained: tuple[int, ...],
+    ) -> OtherBackward:
+        """The backward for gradients like these; where sizes change, one for all of them."""
+        changing = self.joint.changing
+        if changing is None:
+            if key not in self.others:
+                self.others[key] = self._other_backward(grads, retained)
+            return self.others[key]
+        likes = [facts(self.joint.outputs[i]).value for i in self.internal]
+        key = (strides_key(likes, grads), *key[1:])
+        if key not in self.others:
+            self.others[key] = self._other_backward(grads, retained)
+            if not changing.conditions().hold(step.sizes):
+                raise PlanMismatch(
+                    "gradients arrived for other outputs than planned, and the backward for them "
+                    "does not cover the sizes of this call; run this step again"
+                )
+        other, at = self.others[key], changing.at(step.sizes)
+        slot = {i: k for k, i in enumerate(self.internal)}
+        for tangent in other.joint.tangents:
+            k = slot[tangent.output]
+            wanted = layout(grads[k].shape, at.numbers(tangent.stride))
+            step.tangents[k] = laid_out(grads[k], wanted)
+        return other
+
     def _other_backward(self, grads: Sequence[Any], retained: tuple[int, ...]) -> OtherBackward:
+        outputs = self.joint.outputs
         tangents = tuple(
-            Tangent(self.internal[k], tuple(g.stride()))
+            Tangent(self.internal[k], stride_like(facts(outputs[self.internal[k]]).value, g))
             for k, g in enumerate(grads)
             if g is not None
         )

@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from rekindle.torch_compat.dynamo_thrift import thrift
 from rekindle.torch_compat.prepared import Prepared
 from rekindle.torch_compat.repeated_blocks import LOCAL, Repeats
 from rekindle.torch_compat.running import outside_modes
+from rekindle.torch_compat.symbols import sizes_marked, symbols_go_on, tracing_symbols
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
 
@@ -54,10 +55,12 @@ class GraphInput:
     """What enters the graph: the expression that Dynamo gives for it, and its value now. A tensor
     is not kept alive."""
 
-    __slots__ = ("_value", "expression")
+    __slots__ = ("_value", "expression", "stand_in")
 
-    def __init__(self, expression: str, value: Any) -> None:
+    def __init__(self, expression: str, value: Any, stand_in: Any = None) -> None:
         self.expression = expression
+        # What Dynamo read it as: a tensor without data, or a symbolic size.
+        self.stand_in = stand_in
         self._value = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: value
 
     @property
@@ -236,6 +239,7 @@ class Reading:
     apart: bool = False
     # The tensors among the inputs, until the plan is made: some are nobody else's.
     held: list[Any] = field(default_factory=list)
+    symbols: Any = None  # of sizes that change, where some were marked
 
     @property
     def is_there(self) -> bool:
@@ -274,9 +278,13 @@ def read_call(
     function: Callable[..., Any],
     scope: Mapping[str, Any],
     adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
+    marks: Sequence[tuple[torch.Tensor, Sequence[int]]] = (),
 ) -> Reading:
     """`function` called with `scope` as its arguments, as Dynamo reads it. `adapt` makes the
-    changes to Dynamo that hold while it reads, and gives what was read and is not guarded."""
+    changes to Dynamo that hold while it reads, and gives what was read and is not guarded.
+    `marks`: dimensions of tensors whose sizes change."""
+    if marks:  # numbers of a block that follow from sizes are symbols of that block's own reading
+        return _read_call(function, scope, adapt, None, marks)
     reading = _read_call(function, scope, adapt, getattr(scope["forward"], "__self__", None))
     num_tensors = len({id(given.value) for given in reading.inputs})
     if reading.apart and (num_tensors < len(reading.inputs) or not reading.guards.can_be_watched):
@@ -291,6 +299,7 @@ def _read_call(
     scope: Mapping[str, Any],
     adapt: Callable[[], contextlib.AbstractContextManager[Unguarded]],
     model: Any,
+    marks: Sequence[tuple[torch.Tensor, Sequence[int]]] = (),
 ) -> Reading:
     """Blocks of `model` that are alike are read once."""
     import torch._dynamo as dynamo
@@ -303,12 +312,12 @@ def _read_call(
     known = function.__globals__
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": function.__module__}
     namespace.update({name: known[name] for name in code.co_names if name in known})
-    found: list[tuple[fx.GraphModule, tuple[GraphInput, ...]]] = []
+    found: list[tuple[fx.GraphModule, tuple[GraphInput, ...], Any]] = []
 
     held: list[Any] = []
 
     def backend(graph: fx.GraphModule, _examples: Any) -> Any:
-        found.append((graph, _inputs(graph.graph)))
+        found.append((graph, _inputs(graph.graph), tracing_symbols() if marks else None))
         held[:] = [given.value for given in found[-1][1]]
         return _placeholder
 
@@ -323,6 +332,7 @@ def _read_call(
         warnings.simplefilter("ignore")
         stack.enter_context(config.patch(settings))
         stack.enter_context(thrift())
+        stack.enter_context(sizes_marked(marks))
         unguarded = stack.enter_context(adapt())
         repeats = stack.enter_context(repeated(model, asked, unguarded))
         stack.enter_context(dynamo.utils.get_metrics_context())
@@ -349,7 +359,9 @@ def _read_call(
     if not found:
         empty = fx.GraphModule({}, _empty_graph())
         return Reading(empty, (), guards, lambda _run: made.given(bytecode, namespace))
-    graph, inputs = found[-1]
+    graph, inputs, symbols = found[-1]
+    if symbols is not None:
+        symbols_go_on(symbols)
     index = {given.expression: i for i, given in enumerate(inputs)}
     asked_of = tuple(
         (index[name], a, v) for (name, a), v in unguarded.aspects.items() if name in index
@@ -359,7 +371,7 @@ def _read_call(
     def replay(run: Callable[..., Any]) -> Callable[..., Any]:
         return made.given(bytecode, {**namespace, name: run})
 
-    return Reading(graph, inputs, guards, replay, asked_of, bool(made), held)
+    return Reading(graph, inputs, guards, replay, asked_of, bool(made), held, symbols)
 
 
 def _empty_graph() -> fx.Graph:
@@ -381,7 +393,8 @@ def _inputs(graph: fx.Graph) -> tuple[GraphInput, ...]:
         if node.op == "placeholder":
             argument = node.meta["grapharg"]
             name = argument.source.name
-            found.append(GraphInput(name() if callable(name) else name, argument.example))
+            expression = name() if callable(name) else name
+            found.append(GraphInput(expression, argument.example, node.meta.get("example_value")))
     return tuple(found)
 
 

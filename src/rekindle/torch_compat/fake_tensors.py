@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,6 +20,10 @@ from torch._subclasses.fake_tensor import (
     _BypassDispatchCache,
     _CacheKeyState,
 )
+from torch.utils import _pytree as pytree
+
+from rekindle.torch_compat.storages import storage_key
+from rekindle.torch_compat.symbols import expression_key
 
 __all__ = [  # torch's own, handed on as they are
     "DataDependentOutputException",
@@ -30,9 +35,10 @@ __all__ = [  # torch's own, handed on as they are
 UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
-def new_fake_mode() -> FakeTensorMode:
-    """A mode whose tensors refuse to tell an address instead of telling a wrong one."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+def new_fake_mode(symbols: Any = None) -> FakeTensorMode:
+    """A mode whose tensors refuse to tell an address instead of telling a wrong one. `symbols`: of
+    their sizes, where some change."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
     # By default who asks gets an address of nothing, and a warning of deprecation.
     mode._allow_unsafe_data_ptr_access = False
     return mode
@@ -168,6 +174,43 @@ class KeptAnswers:
             for m in fresh
         ]
         return tuple(made) if entry.is_output_tuple else made[0]
+
+
+def dispatch_with_symbols(
+    mode: FakeTensorMode, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The answer of the mode. Some kernels of C++ know no symbols, and those of Python do."""
+    with enable_python_dispatcher():
+        return mode.dispatch(func, types, args, kwargs)
+
+
+def fresh_like(out: Any, given: Any) -> list[Any] | None:
+    """What describes each output of an op on fake tensors, where all of them are new tensors, each
+    with a storage of its own that it fills from the start."""
+    known = {storage_key(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    found = []
+    for tensor in out if isinstance(out, (tuple, list)) else (out,):
+        if type(tensor) is not FakeTensor or tensor.layout is not torch.strided:
+            return None
+        if storage_key(tensor) in known or tensor.is_conj() or tensor.is_neg():
+            return None
+        if expression_key(tensor.storage_offset()) != 0 or tensor.constant is not None:
+            return None
+        known.add(storage_key(tensor))
+        found.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device))
+    # torch's own kinds of tuples are read by position.
+    kind = list if isinstance(out, list) else tuple if isinstance(out, tuple) else None
+    return [kind, *found]
+
+
+def remade(mode: FakeTensorMode, described: list[Any]) -> Any:
+    """New tensors as `fresh_like` has described them."""
+    kind, *tensors = described
+    made = [
+        FakeTensor(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+        for shape, stride, dtype, device in tensors
+    ]
+    return kind(made) if kind else made[0]
 
 
 def _fresh(entry: Any) -> list[Any] | None:

@@ -28,8 +28,10 @@ def _counts_cpp() -> int:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """The bytes of the storage under a tensor, which may be more than it shows."""
-    return int(tensor.untyped_storage().nbytes())
+    """The bytes of the storage under a tensor, which may be more than it shows; symbolic where a
+    size of it is."""
+    size: int = tensor.untyped_storage().nbytes()
+    return size
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from rekindle.plans.options import DEFAULTS, Options
 from rekindle.plans.plan_record import KEPT_OPTIONS, kept_options
 
 FIELDS = {f.name: f.default for f in dataclasses.fields(Options)}
-OF_A_MODULE = {"on_miss", "max_plans"}  # a plan alone has no calls to miss
+OF_A_MODULE = {"on_miss", "max_plans", "dynamic"}  # a plan alone has no calls to miss
 
 
 def keywords(function: Any) -> dict[str, Any]:
