@@ -6,6 +6,7 @@ its ordinary form. Whether the argument really dies is the schedule's to say; wh
 op runs as eager runs it.
 """
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import fx
 
 from rekindle.capture.node_facts import NodeFacts, facts
 from rekindle.rewrite import cross_entropy
-from rekindle.torch_compat import is_symbolic, known_equal, storage_bytes
+from rekindle.torch_compat import has_symbols, is_symbolic, known_equal, storage_bytes
 
 aten = torch.ops.aten
 
@@ -99,14 +100,17 @@ def _along_rows(out: torch.Tensor, dim: Any) -> bool:
 def _fits(argument: NodeFacts, target: Any, out: torch.Tensor) -> bool:
     """The same elements in the same places, and both the whole of their storages."""
     val, size = argument.value, argument.storage_bytes
+    if not isinstance(val, torch.Tensor) or (val.dtype, val.dim()) != (out.dtype, out.dim()):
+        return False
+    changing_size = is_symbolic(size)
+    changes = changing_size or has_symbols(val) or has_symbols(out)
+    same = known_equal if changes else operator.eq
     return bool(
-        isinstance(val, torch.Tensor)
         # Bytes. A gradient sum is taken at any size, so that the peak is eager's. What is small at
         # one size of a call need not be at another.
-        and (is_symbolic(size) or size >= _SMALL or target is aten.add.Tensor)
-        and known_equal(val.shape, out.shape)
-        and known_equal(val.stride(), out.stride())
-        and val.dtype == out.dtype
-        and known_equal(val.numel() * val.element_size(), size)
+        (changing_size or size >= _SMALL or target is aten.add.Tensor)
+        and same(val.shape, out.shape)
+        and same(val.stride(), out.stride())
+        and same(val.numel() * val.element_size(), size)
         and known_equal(size, storage_bytes(out))
     )
