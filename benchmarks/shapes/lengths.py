@@ -82,7 +82,9 @@ def main() -> None:
     probe = rekindle.plan(model, (), longest, budget=1.0, **options)
     budget = int(float(args.budget) * probe.keep_all_peak_bytes)
     begun = time.perf_counter()
-    managed = rekindle.rematerialize(model, (), ids_of(args, drawn[0]), budget=budget, **options)
+    managed = rekindle.rematerialize(
+        model, (), ids_of(args, drawn[0]), budget=budget, dynamic=True, **options
+    )
     say(case="first plan", seconds=time.perf_counter() - begun, budget=budget)
     begun = time.perf_counter()
     step(managed, ids_of(args, drawn[1]))

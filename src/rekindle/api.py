@@ -146,12 +146,11 @@ def rematerialize(
     """A managed module: the same model, whose training step stays within the budget. Its outputs
     and gradients are bitwise identical to the model's. Options are those of `plan`.
 
-    Without `args` and `kwargs`, the first call with gradients is planned when it happens. Calls
-    that differ in sizes alone are covered by one family of plans, captured at the second shape.
-    `dynamic` names sizes that change beforehand, as `{"input_ids": {1: (2, 4096)}}`; False makes no
-    family. Another call that no plan covers (other dtypes or mode) runs eagerly and warns
+    Without `args` and `kwargs`, the first call with gradients is planned when it happens. Another
+    call that no plan covers (other shapes, dtypes or mode) runs eagerly and warns
     (`on_miss="eager"`), is planned too (`"replan"`, keeping at most `max_plans` plans) or raises
-    (`"raise"`).
+    (`"raise"`). With `dynamic=True`, calls that differ in sizes alone are covered by one family of
+    plans, captured at the second shape; `{"input_ids": {1: (2, 4096)}}` names sizes that change.
     """
     options = _options(locals())
     if args is None and kwargs is None:

@@ -68,7 +68,8 @@ def rows(*lengths: int) -> Calls:
 
 
 def managed_of(model: nn.Module, first: tuple[Any, ...], **options: Any) -> nn.Module:
-    given = {"budget": 0.9, "profile": "estimate", "cache": False, "time_limit_s": 0.5, **options}
+    given = {"budget": 0.9, "profile": "estimate", "cache": False, "time_limit_s": 0.5}
+    given |= {"dynamic": True, **options}
     return rekindle.rematerialize(model, first, **given)
 
 

@@ -104,7 +104,7 @@ def test_a_fraction_gives_a_smaller_batch_no_less_than_the_first() -> None:
         )
 
     example = build()
-    options = {"profile": "estimate", "time_limit_s": 2, "on_miss": "replan", "dynamic": False}
+    options = {"profile": "estimate", "time_limit_s": 2, "on_miss": "replan"}
     managed = rekindle.rematerialize(example.model, budget=0.8, **options)
     assert_same(train(build()), train(example, managed))
     first, small, large = managed.plans

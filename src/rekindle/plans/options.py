@@ -58,7 +58,7 @@ class Options:
     on_miss: OnMiss = "eager"  # a call that no plan covers
     max_plans: int = 8  # of one managed module
     kernels: Kernels = "eager"  # whose kernels run; "auto": the faster ones within the budget
-    dynamic: Dynamic = True  # sizes that change: False for none, True for those that are seen to
+    dynamic: Dynamic = False  # sizes that change: True for those that are seen to, or by name
     best_effort: bool = False  # where nothing fits, take the smallest peak that was found
     remeasure: bool = False  # costs kept on disk are measured anew and replaced
     offload: str | bool = False  # values moved to host memory; see `parse_offload`
