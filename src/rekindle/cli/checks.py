@@ -1,6 +1,7 @@
 """`check` and `solvers`: what a schedule needs, and the solvers that find one."""
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from rekindle.cli import printing
@@ -26,7 +27,7 @@ from rekindle.core import (
 from rekindle.errors import InvalidSchedule
 from rekindle.solve import SOLVERS
 from rekindle.solve.base import unavailable
-from rekindle.solve.origins import ORIGINS
+from rekindle.solve.origins import ORIGINS, UNKNOWN
 
 
 def add_commands(commands: Any) -> None:
@@ -132,10 +133,7 @@ def run_solvers(arguments: argparse.Namespace) -> ExitCode:
             "available": (reason := unavailable(solver)) is None,
             "requires": list(solver.requires),
             "message": reason or "",
-            "paper": ORIGINS[solver.name].paper,
-            "ours": ORIGINS[solver.name].ours,
-            "corrected": ORIGINS[solver.name].corrected,
-            "test": ORIGINS[solver.name].test,
+            **asdict(ORIGINS.get(solver.name, UNKNOWN)),
         }
         for solver in SOLVERS
     ]

@@ -11,7 +11,7 @@ import torch
 
 from rekindle.profile.cache import ProfileCache, environment
 from rekindle.profile.host_rates import HostRates
-from rekindle.profile.pinned_memory import pinned_bytes
+from rekindle.torch_compat import pinned_bytes
 
 _BYTES = 2**28  # of each transfer that is timed
 _SIDE = 8192  # of the matrices whose product is timed beside one
@@ -87,7 +87,7 @@ class _Lanes:
         host = [data for data, _, _ in pinned]
         self._unpin = [unpin for _, unpin, _ in pinned]
         self.is_pinned = not any(code for _, _, code in pinned)
-        there = [torch.empty(_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+        there = [data.new_empty(_BYTES, device=device) for data in host]
         self.pairs = [(host[0], there[0]), (there[1], host[1])]  # target, source
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ class Origin:
     test: str = ""  # the file that shows it, below tests/
 
 
+UNKNOWN = Origin("")  # of a solver that was added and is not listed here
 _ROTOR = "Beaumont et al., TOMS 2024"
 ORIGINS: dict[str, Origin] = {
     "auto": Origin("", "all of it", "", "unit/solve/test_auto.py"),

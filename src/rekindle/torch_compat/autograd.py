@@ -74,11 +74,13 @@ def differentiated_now() -> list[torch.Tensor]:
     `torch.autograd.grad` or `backward(inputs=...)`. The engine itself does not tell: it takes such
     a gradient on its way."""
     found: list[torch.Tensor] = []
-    for newest in sys._current_frames().values():
-        frame: FrameType | None = newest
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
         while frame is not None:
             if frame.f_code is _engine_run_backward.__code__:
                 given = frame.f_locals["args"][_INPUTS:]
                 found += [t for t in (given[0] if given else ()) if isinstance(t, torch.Tensor)]
+            # At its end no frame is held: one of them is this function's own, and a circle would
+            # keep what all of them see, such as the gradients that have arrived.
             frame = frame.f_back
     return found

@@ -215,6 +215,8 @@ def _caches_compared() -> Iterator[None]:
             cached = self.wrapper_obj
             given = [*self.self_args(), *args, *kwargs.values()]
             plain = hasattr(cached, "cache_info") and not self.self_args()
+            # torch's own keep tables, of functions for instance, that are no constants to Dynamo.
+            plain = plain and not self.get_module().startswith("torch.")
             if not plain or not all(a.is_python_constant() for a in (found, *given)):
                 return found
             now = cached(
