@@ -11,7 +11,7 @@ import torch
 
 from rekindle.profile.cache import ProfileCache, environment
 from rekindle.profile.host_rates import HostRates
-from rekindle.torch_compat import pinned_bytes
+from rekindle.profile.pinned_memory import pinned_bytes
 
 _BYTES = 2**28  # of each transfer that is timed
 _SIDE = 8192  # of the matrices whose product is timed beside one

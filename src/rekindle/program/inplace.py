@@ -16,7 +16,7 @@ from torch import fx
 
 from rekindle.capture.node_facts import NodeFacts, facts
 from rekindle.rewrite import cross_entropy
-from rekindle.torch_compat import has_symbols, is_symbolic, known_equal, storage_bytes
+from rekindle.torch_compat import has_symbols, known_equal, storage_bytes
 
 aten = torch.ops.aten
 
@@ -102,15 +102,15 @@ def _fits(argument: NodeFacts, target: Any, out: torch.Tensor) -> bool:
     val, size = argument.value, argument.storage_bytes
     if not isinstance(val, torch.Tensor) or (val.dtype, val.dim()) != (out.dtype, out.dim()):
         return False
-    changing_size = is_symbolic(size)
-    changes = changing_size or has_symbols(val) or has_symbols(out)
+    # Bytes. A gradient sum is taken at any size, so that the peak is eager's. What is small at one
+    # size of a call need not be at another.
+    if type(size) is int and size < _SMALL and target is not aten.add.Tensor:
+        return False
+    changes = type(size) is not int or has_symbols(val) or has_symbols(out)
     same = known_equal if changes else operator.eq
     return bool(
-        # Bytes. A gradient sum is taken at any size, so that the peak is eager's. What is small at
-        # one size of a call need not be at another.
-        (changing_size or size >= _SMALL or target is aten.add.Tensor)
-        and same(val.shape, out.shape)
+        same(val.shape, out.shape)
         and same(val.stride(), out.stride())
         and same(val.numel() * val.element_size(), size)
-        and known_equal(size, storage_bytes(out))
+        and same(size, storage_bytes(out))
     )

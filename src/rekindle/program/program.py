@@ -324,7 +324,8 @@ class _WriteOver:
         self.foreign |= {
             storage
             for op in analysis.ops
-            if any(getattr(n.target, "keeps_arguments", False) for n in op.nodes)
+            for node in op.nodes
+            if getattr(node.target, "keeps_arguments", False)
             for storage in op.reads
         }
 

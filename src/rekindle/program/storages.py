@@ -108,7 +108,7 @@ class Storages:
 
     def _call(self, node: fx.Node) -> None:
         known = facts(node)
-        written = {facts(n).storage for n in known.writes}
+        written = {facts(n).storage for n in known.writes} if known.writes else set()
         made = _made_storages(node, known)
         if not written and made and all(s in self.sizes for s in made):
             self.base[node] = _viewed(node, set(made))

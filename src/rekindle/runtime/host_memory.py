@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from rekindle.errors import HostMemoryFull
+from rekindle.profile.pinned_memory import pinned_bytes
 from rekindle.runtime.transfer_lanes import CudaLanes
-from rekindle.torch_compat import outside_modes, pinned_bytes
+from rekindle.torch_compat import outside_modes
 
 log = logging.getLogger("rekindle")
 

@@ -73,7 +73,6 @@ with missing_names_explained():
         named_call,
         nn_functions,
     )
-    from rekindle.torch_compat.pinned_memory import pinned_bytes
     from rekindle.torch_compat.running import (
         as_eager_calls,
         compiled_kernels,
@@ -174,7 +173,6 @@ __all__ = [
     "outside_function_modes",
     "outside_modes",
     "pinned",
-    "pinned_bytes",
     "push_mode",
     "python_references",
     "pytree",

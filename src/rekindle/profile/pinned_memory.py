@@ -15,7 +15,7 @@ def pinned_bytes(
 ) -> tuple[torch.Tensor, Callable[[], None], int]:
     """So many bytes; what lets the driver go of them, before which they must not be freed; and the
     driver's error where they could not be pinned, or 0."""
-    data = torch.empty(num_bytes, dtype=torch.uint8)
+    data = torch.ByteTensor(num_bytes)  # bytes to copy, never an argument of an op
     runtime = torch.cuda.cudart()
     with torch.cuda.device(device):
         code = int(runtime.cudaHostRegister(data.data_ptr(), num_bytes, 0))
